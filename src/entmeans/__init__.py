@@ -1,0 +1,78 @@
+"""K-means you can backpropagate through.
+
+Soft clusters at temperature T > 0, exactly K-means as T falls to 0: the same objective, the same
+update, the same trajectory.  Start with `EntMeans` (scikit-learn) or `anneal` and `free_energy`
+(torch).
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from .fit import FitResult, Step, StopReason, anneal, reference_temperature
+from .limit import (
+    critical_temperature,
+    free_energy_bounds,
+    hardening_temperature,
+    is_fixed_point,
+)
+from .mappings import MAPPINGS, Mapping, entmax15, sparsemax
+from .schedules import Constant, Geometric, Linear
+from .seeding import kmeans_plusplus, random_centers
+from .step import (
+    Nearest,
+    Statistics,
+    expected_distortion,
+    free_energy,
+    inertia,
+    nearest,
+    responsibilities,
+    squared_distances,
+    statistics,
+)
+
+if TYPE_CHECKING:
+    from .estimators import EntMeans
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MAPPINGS",
+    "Constant",
+    "EntMeans",
+    "FitResult",
+    "Geometric",
+    "Linear",
+    "Mapping",
+    "Nearest",
+    "Statistics",
+    "Step",
+    "StopReason",
+    "anneal",
+    "critical_temperature",
+    "entmax15",
+    "expected_distortion",
+    "free_energy",
+    "free_energy_bounds",
+    "hardening_temperature",
+    "inertia",
+    "is_fixed_point",
+    "kmeans_plusplus",
+    "nearest",
+    "random_centers",
+    "reference_temperature",
+    "responsibilities",
+    "sparsemax",
+    "squared_distances",
+    "statistics",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "EntMeans":  # scikit-learn takes longer to import than everything else here
+        from .estimators import EntMeans
+
+        return EntMeans
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), "EntMeans"]

@@ -1,0 +1,246 @@
+"""The only solver loop: a schedule gives the temperature, a step moves the centers, until they rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .mappings import HARD, Mapping, get_mapping
+from .schedules import Schedule, get_schedule
+from .seeding import nearer
+from .step import (
+    Nearest,
+    free_energy,
+    inertia,
+    nearest,
+    reduce,
+    same_kind,
+    smallest,
+    statistics,
+    weights,
+    wide,
+)
+
+
+AUTO = {"entmax15": 1.0, "softmax": 0.5, "sparsemax": 1.0, "hard": 0.0}
+
+
+class StopReason(str, Enum):
+    """Why a fit ended, and what to do about it."""
+
+    CONVERGED = "converged: the centers moved by no more than tol"
+    MAX_ITER = "max_iter reached before the centers came to rest: raise max_iter, or tol"
+    NOT_FINITE = "a center became infinite or NaN: scale the data down, or use float64"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Step(NamedTuple):
+    """The record of one step.  All but the shift describe the centers before it.
+
+    ``free_energy`` and ``inertia`` are sums over the points, ``shift`` is the largest distance
+    that a center moved, ``hard_share`` the share of the weight whose responsibilities are exactly
+    one-hot.
+    """
+
+    temperature: float
+    free_energy: float
+    inertia: float
+    shift: float
+    hard_share: float
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What `anneal` returns.
+
+    Attributes
+    ----------
+    centers : Tensor, shape (K, D)
+    labels : Tensor, shape (N,)
+        The index of the nearest center of each point.
+    inertia : float
+        The K-means objective of the centers: sum_i w_i min_j d_ij.
+    free_energy : float
+        F_T of the centers at the last temperature, summed over the points.
+    hardening_temperature : float
+        T* of the centers: up to it the soft network and K-means are the same map on these points.
+    history : list of Step
+    stop_reason : StopReason
+    """
+
+    centers: Tensor
+    labels: Tensor
+    inertia: float
+    free_energy: float
+    hardening_temperature: float
+    history: list[Step]
+    stop_reason: StopReason
+
+
+def anneal(
+    points: Tensor,
+    centers: Tensor,
+    schedule: str | Schedule = "geometric",
+    mapping: str | Mapping = "entmax15",
+    *,
+    sample_weight: Tensor | None = None,
+    temperature: float | None = None,
+    final_temperature: float = 0.0,
+    max_iter: int = 300,
+    tol: float = 1e-4,
+    on_step: Callable[[Step], None] | None = None,
+) -> FitResult:
+    """Run soft K-means while the temperature falls, then to rest at the final temperature.
+
+    Step i runs at ``max(final_temperature, temperature * schedule(i))``.  With ``temperature=0``
+    this is Lloyd's algorithm.
+
+    Parameters
+    ----------
+    points : Tensor, shape (N, D)
+    centers : Tensor, shape (K, D)
+        Where to start.
+    schedule : {"geometric", "linear"} or callable
+        From the number of a step to a multiple of ``temperature``.
+    mapping : {"entmax15", "softmax", "sparsemax", "hard"} or Mapping
+    sample_weight : Tensor, shape (N,), optional
+        Weights w_i >= 0; a weight of k equals k copies of the point.
+    temperature : float, optional
+        The first temperature, in units of squared distance.  Default: `reference_temperature`.
+    final_temperature : float
+        Where cooling ends.
+    max_iter : int
+        The largest number of steps.
+    tol : float
+        Stop once the summed squared shift of the centers is at most ``tol`` times the mean
+        variance of the features, at the final temperature.  0 stops when nothing changes.
+    on_step : callable, optional
+        Called with the record of each step.
+
+    Returns
+    -------
+    FitResult
+
+    Examples
+    --------
+    >>> import torch, entmeans
+    >>> points = torch.tensor([[0.0], [1.0], [7.0], [8.0]])
+    >>> result = entmeans.anneal(points, points[:2])
+    >>> result.centers.flatten().tolist(), result.labels.tolist(), result.inertia
+    ([0.5, 7.5], [0, 0, 1, 1], 1.0)
+    """
+    with torch.no_grad():
+        return _anneal(
+            *same_kind(points, centers),
+            get_schedule(schedule),
+            get_mapping(mapping),
+            weights(sample_weight, points),
+            temperature,
+            final_temperature,
+            max_iter,
+            tol,
+            on_step,
+        )
+
+
+def reference_temperature(
+    points: Tensor,
+    centers: Tensor,
+    mapping: str | Mapping = "entmax15",
+    sample_weight: Tensor | None = None,
+) -> float:
+    """The default first temperature: a multiple of the mean squared distance to the centers."""
+    factor = AUTO[get_mapping(mapping).name]
+    return factor * inertia(points, centers, sample_weight, "mean").item()
+
+
+def _anneal(
+    points: Tensor,
+    centers: Tensor,
+    schedule: Schedule,
+    mapping: Mapping,
+    weight: Tensor,
+    temperature: float | None,
+    final_temperature: float,
+    max_iter: int,
+    tol: float,
+    on_step: Callable[[Step], None] | None,
+) -> FitResult:
+    if temperature is None:
+        temperature = reference_temperature(points, centers, mapping, weight)
+
+    def at(step: int) -> float:
+        return max(final_temperature, temperature * schedule(step))
+
+    scale = _mean_variance(points, weight)
+    history: list[Step] = []
+    stop_reason = StopReason.MAX_ITER
+    for step in range(max_iter):
+        now = statistics(points, centers, at(step), mapping, weight)
+        start = centers
+        if (at(step) == 0 or mapping is HARD) and (now.mass == 0).any():
+            start = relocate(points, centers, now.mass == 0, weight)
+            now = statistics(points, start, at(step), mapping, weight)
+        moved = now.centers(start)
+        shifts = wide(moved - centers).square().sum(-1)
+        share = now.hard_mass / now.mass.sum()
+        scalars = (now.free_energy, now.inertia, shifts.amax().sqrt(), share, shifts.sum())
+        *record, shift = torch.stack(scalars).tolist()
+        history.append(Step(at(step), *record))
+        if on_step is not None:
+            on_step(history[-1])
+        if not math.isfinite(shift):
+            stop_reason = StopReason.NOT_FINITE
+            break
+        centers = moved
+        if shift <= tol * scale and at(step + 1) == at(step):
+            stop_reason = StopReason.CONVERGED
+            break
+    return _result(points, centers, at(len(history)), mapping, weight, history, stop_reason)
+
+
+def relocate(points: Tensor, centers: Tensor, empty: Tensor, weight: Tensor) -> Tensor:
+    """Centers with each empty one moved onto the point that is then farthest from all of them."""
+    centers = centers.clone()
+    near = nearest(points, centers).distances
+    for j in empty.nonzero():
+        farthest = torch.where(weight > 0, near, -1.0).argmax().unsqueeze(0)
+        centers[j] = points[farthest]
+        near = nearer(points, points[farthest], near)
+    return centers
+
+
+def _mean_variance(points: Tensor, weight: Tensor) -> float:
+    """The mean variance of the features, which makes tol free of scale."""
+    mean = statistics(points, points[:1], 0.0, HARD, weight).centers(points[:1])
+    return inertia(points, mean, weight, "mean").item() / points.shape[1]
+
+
+def _result(
+    points: Tensor,
+    centers: Tensor,
+    temperature: float,
+    mapping: Mapping,
+    weight: Tensor,
+    history: list[Step],
+    stop_reason: StopReason,
+) -> FitResult:
+    found: Nearest = nearest(points, centers)
+    margin = smallest(torch.where(weight > 0, found.margins, math.inf)).item()
+    return FitResult(
+        centers=centers,
+        labels=found.labels,
+        inertia=reduce(found.distances, weight, "sum").item(),
+        free_energy=free_energy(points, centers, temperature, mapping, weight, "sum").item(),
+        hardening_temperature=margin / mapping.one_hot_margin if mapping is not HARD else math.inf,
+        history=history,
+        stop_reason=stop_reason,
+    )

@@ -1,0 +1,151 @@
+"""Initial centers, drawn from the points as a weighted measure.
+
+A draw depends on where weight lies in space, not on how it is written down: neither the order of
+the points nor copies in place of weights changes it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .step import rows, same_kind, weights, wide
+
+
+class Sampler:
+    """Draws points in proportion to a measure: inverse CDF along a random direction in space."""
+
+    def __init__(self, points: Tensor, generator: torch.Generator | None) -> None:
+        self.generator = generator or _fresh_generator()
+        direction = torch.randn(points.shape[1], dtype=torch.float64, generator=self.generator)
+        self.device = points.device
+        origin = points[:1]
+        self.order = torch.cat(
+            [wide(x - origin) @ wide(direction.to(self.device)) for x in rows(points, points[:1].T)]
+        ).argsort(stable=True)
+
+    def draw(self, measure: Tensor, n: int = 1) -> Tensor:
+        """Indices (n,) of points, independent draws; a point of measure 0 is never drawn."""
+        cumulative = wide(measure)[self.order].cumsum(0)
+        u = torch.rand(n, dtype=torch.float64, generator=self.generator).to(self.device)
+        u = u.to(cumulative.dtype) * cumulative[-1]
+        last = torch.searchsorted(cumulative, cumulative[-1:])
+        return self.order[torch.searchsorted(cumulative, u, right=True).minimum(last)]
+
+
+def kmeans_plusplus(
+    points: Tensor,
+    n_clusters: int,
+    sample_weight: Tensor | None = None,
+    *,
+    n_local_trials: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Centers drawn from the points, each in proportion to weight times squared distance so far.
+
+    Of several candidates for each center the one that leaves the smallest inertia is taken.
+
+    Parameters
+    ----------
+    points : Tensor, shape (N, D)
+    n_clusters : int
+        K.  Where the points have fewer distinct locations, some centers coincide.
+    sample_weight : Tensor, shape (N,), optional
+        Weights w_i >= 0.
+    n_local_trials : int, optional
+        Candidates for each center.  Default: 2 + log K, rounded down.
+    generator : torch.Generator, optional
+        A generator on the CPU.  Default: a new one, seeded by the operating system; the global
+        one is left alone.
+
+    Returns
+    -------
+    Tensor, shape (K, D)
+
+    References
+    ----------
+    Arthur and Vassilvitskii, "k-means++: the advantages of careful seeding", SODA 2007.
+
+    Examples
+    --------
+    >>> import torch, entmeans
+    >>> points = torch.tensor([[0.0], [0.0], [9.0]])
+    >>> entmeans.kmeans_plusplus(points, 2).sort(0).values
+    tensor([[0.],
+            [9.]])
+    """
+    points, _ = same_kind(points, points[:1])
+    weight = _relative(weights(sample_weight, points))
+    trials = 2 + int(math.log(n_clusters)) if n_local_trials is None else n_local_trials
+    sampler = Sampler(points, generator)
+    chosen = [points[sampler.draw(weight)]]  # (1, D)
+    near = nearer(points, chosen[0])
+    while len(chosen) < n_clusters:
+        measure = weight * near
+        # Once every location holds a center, the rest of the centers repeat some.
+        candidates = points[sampler.draw(torch.where(measure.amax() > 0, measure, weight), trials)]
+        best = _potentials(points, candidates, near, weight).argmin()
+        chosen.append(candidates[best].unsqueeze(0))
+        near = nearer(points, chosen[-1], near)
+    return torch.cat(chosen)
+
+
+def random_centers(
+    points: Tensor,
+    n_clusters: int,
+    sample_weight: Tensor | None = None,
+    *,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Centers at points drawn in proportion to their weight, no location twice while others last.
+
+    Parameters and return value are those of `kmeans_plusplus`.
+
+    Examples
+    --------
+    >>> import torch, entmeans
+    >>> points = torch.tensor([[0.0], [0.0], [9.0]])
+    >>> entmeans.random_centers(points, 2).sort(0).values
+    tensor([[0.],
+            [9.]])
+    """
+    points, _ = same_kind(points, points[:1])
+    weight = _relative(weights(sample_weight, points))
+    sampler = Sampler(points, generator)
+    left, chosen = weight, []
+    for _ in range(n_clusters):
+        chosen.append(points[sampler.draw(torch.where(left.amax() > 0, left, weight))])
+        left = torch.where(nearer(points, chosen[-1]) == 0, 0.0, left)
+    return torch.cat(chosen)
+
+
+def nearer(points: Tensor, center: Tensor, near: Tensor | None = None) -> Tensor:
+    """Squared distances (N,) to the center (1, D), or ``near`` where that is smaller."""
+    found = torch.cat([_exact(x, center).squeeze(-1) for x in rows(points, center.T)])
+    return found if near is None else torch.minimum(near, found)
+
+
+def _potentials(points: Tensor, candidates: Tensor, near: Tensor, weight: Tensor) -> Tensor:
+    """The inertia (L,) that each candidate would leave as the next center."""
+    total = wide(candidates.new_zeros(len(candidates)))
+    for x, d, w in zip(*(rows(t, candidates) for t in (points, near, weight)), strict=True):
+        total = total + wide(w) @ wide(torch.minimum(d.unsqueeze(-1), _exact(x, candidates)))
+    return total
+
+
+def _exact(points: Tensor, centers: Tensor) -> Tensor:
+    """Squared distances (n, L) from differences: exactly 0 for equal points, at any offset."""
+    mode = "donot_use_mm_for_euclid_dist"
+    return torch.cdist(points, centers, compute_mode=mode).square()
+
+
+def _relative(weight: Tensor) -> Tensor:
+    return weight / weight.amax()
+
+
+def _fresh_generator() -> torch.Generator:
+    generator = torch.Generator()
+    generator.seed()
+    return generator
