@@ -1,45 +1,42 @@
-"""The only solver loop: a schedule gives the temperature, a step moves the centers, until they rest."""
+"""The only solver loop: a schedule sets the temperature, a step moves the centers, until rest."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .limit import hardening_temperature
 from .mappings import HARD, Mapping, get_mapping
 from .schedules import Schedule, get_schedule
 from .seeding import nearer
 from .step import (
-    Nearest,
+    Statistics,
+    checked_weights,
     free_energy,
     inertia,
     nearest,
     reduce,
     same_kind,
-    smallest,
     statistics,
-    weights,
     wide,
 )
 
+FIRST_TEMPERATURE = {"entmax15": 1.0, "softmax": 0.5, "sparsemax": 1.0, "hard": 0.0}
+"""The default first temperature, in mean squared distances to the initial centers."""
 
-AUTO = {"entmax15": 1.0, "softmax": 0.5, "sparsemax": 1.0, "hard": 0.0}
 
-
-class StopReason(str, Enum):
+class StopReason(StrEnum):
     """Why a fit ended, and what to do about it."""
 
     CONVERGED = "converged: the centers moved by no more than tol"
     MAX_ITER = "max_iter reached before the centers came to rest: raise max_iter, or tol"
     NOT_FINITE = "a center became infinite or NaN: scale the data down, or use float64"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class Step(NamedTuple):
@@ -85,6 +82,7 @@ class FitResult:
     stop_reason: StopReason
 
 
+@torch.no_grad()
 def anneal(
     points: Tensor,
     centers: Tensor,
@@ -137,18 +135,44 @@ def anneal(
     >>> result.centers.flatten().tolist(), result.labels.tolist(), result.inertia
     ([0.5, 7.5], [0, 0, 1, 1], 1.0)
     """
-    with torch.no_grad():
-        return _anneal(
-            *same_kind(points, centers),
-            get_schedule(schedule),
-            get_mapping(mapping),
-            weights(sample_weight, points),
-            temperature,
-            final_temperature,
-            max_iter,
-            tol,
-            on_step,
-        )
+    points, centers = same_kind(points, centers)
+    weight = checked_weights(sample_weight, points)
+    rule, factor = get_mapping(mapping), get_schedule(schedule)
+    if temperature is None:
+        temperature = reference_temperature(points, centers, rule, weight)
+    rest = tol * _mean_variance(points, weight)
+
+    def at(step: int) -> float:
+        return max(final_temperature, temperature * factor(step))
+
+    history: list[Step] = []
+    stop_reason = StopReason.MAX_ITER
+    for step in range(max_iter):
+        start, now = centers, statistics(points, centers, at(step), rule, weight)
+        if (at(step) == 0 or rule is HARD) and (now.mass == 0).any():
+            start = relocate(points, centers, now.mass == 0, weight)
+            now = statistics(points, start, at(step), rule, weight)
+        moved = now.centers(start)
+        record, shift = _record(at(step), now, wide(moved - centers).square().sum(-1))
+        history.append(record)
+        if on_step is not None:
+            on_step(record)
+        if not math.isfinite(shift):
+            stop_reason = StopReason.NOT_FINITE
+            break
+        centers = moved
+        if shift <= rest and at(step + 1) == at(step):
+            stop_reason = StopReason.CONVERGED
+            break
+    return _result(points, centers, at(len(history)), rule, weight, history, stop_reason)
+
+
+def _record(temperature: float, now: Statistics, shifts: Tensor) -> tuple[Step, float]:
+    """The record of a step and the sum of its squared shifts (K,), read from the device once."""
+    share = now.hard_mass / now.mass.sum()
+    scalars = (now.free_energy, now.inertia, shifts.amax().sqrt(), share, shifts.sum())
+    *record, shift = torch.stack(scalars).tolist()
+    return Step(temperature, *record), shift
 
 
 def reference_temperature(
@@ -158,53 +182,8 @@ def reference_temperature(
     sample_weight: Tensor | None = None,
 ) -> float:
     """The default first temperature: a multiple of the mean squared distance to the centers."""
-    factor = AUTO[get_mapping(mapping).name]
+    factor = FIRST_TEMPERATURE.get(get_mapping(mapping).name, 1.0)
     return factor * inertia(points, centers, sample_weight, "mean").item()
-
-
-def _anneal(
-    points: Tensor,
-    centers: Tensor,
-    schedule: Schedule,
-    mapping: Mapping,
-    weight: Tensor,
-    temperature: float | None,
-    final_temperature: float,
-    max_iter: int,
-    tol: float,
-    on_step: Callable[[Step], None] | None,
-) -> FitResult:
-    if temperature is None:
-        temperature = reference_temperature(points, centers, mapping, weight)
-
-    def at(step: int) -> float:
-        return max(final_temperature, temperature * schedule(step))
-
-    scale = _mean_variance(points, weight)
-    history: list[Step] = []
-    stop_reason = StopReason.MAX_ITER
-    for step in range(max_iter):
-        now = statistics(points, centers, at(step), mapping, weight)
-        start = centers
-        if (at(step) == 0 or mapping is HARD) and (now.mass == 0).any():
-            start = relocate(points, centers, now.mass == 0, weight)
-            now = statistics(points, start, at(step), mapping, weight)
-        moved = now.centers(start)
-        shifts = wide(moved - centers).square().sum(-1)
-        share = now.hard_mass / now.mass.sum()
-        scalars = (now.free_energy, now.inertia, shifts.amax().sqrt(), share, shifts.sum())
-        *record, shift = torch.stack(scalars).tolist()
-        history.append(Step(at(step), *record))
-        if on_step is not None:
-            on_step(history[-1])
-        if not math.isfinite(shift):
-            stop_reason = StopReason.NOT_FINITE
-            break
-        centers = moved
-        if shift <= tol * scale and at(step + 1) == at(step):
-            stop_reason = StopReason.CONVERGED
-            break
-    return _result(points, centers, at(len(history)), mapping, weight, history, stop_reason)
 
 
 def relocate(points: Tensor, centers: Tensor, empty: Tensor, weight: Tensor) -> Tensor:
@@ -233,14 +212,13 @@ def _result(
     history: list[Step],
     stop_reason: StopReason,
 ) -> FitResult:
-    found: Nearest = nearest(points, centers)
-    margin = smallest(torch.where(weight > 0, found.margins, math.inf)).item()
+    found = nearest(points, centers)
     return FitResult(
         centers=centers,
         labels=found.labels,
         inertia=reduce(found.distances, weight, "sum").item(),
         free_energy=free_energy(points, centers, temperature, mapping, weight, "sum").item(),
-        hardening_temperature=margin / mapping.one_hot_margin if mapping is not HARD else math.inf,
+        hardening_temperature=hardening_temperature(points, centers, mapping, weight).item(),
         history=history,
         stop_reason=stop_reason,
     )

@@ -79,9 +79,12 @@ def hardening_temperature(
     >>> entmeans.hardening_temperature(points, centers)
     tensor(8.)
     """
+    rule = get_mapping(mapping)
     margins = nearest(points, centers).margins
+    if rule is HARD:
+        return margins.new_tensor(math.inf)
     present = weights(sample_weight, points) > 0
-    return smallest(torch.where(present, margins, math.inf)) / get_mapping(mapping).one_hot_margin
+    return smallest(torch.where(present, margins, math.inf)) / rule.one_hot_margin
 
 
 def is_fixed_point(
@@ -130,7 +133,7 @@ def critical_temperature(
     mapping: str | Mapping = "entmax15",
     sample_weight: Tensor | None = None,
 ) -> Tensor:
-    """T_c: all centers at the mean of the points are a stable fixed point above it, and split below.
+    """T_c: all centers at the mean of the points are stable above it, and split below it.
 
     T_c = 2 K s(1/K) lambda_max, where lambda_max is the largest eigenvalue of the covariance of
     the points and s the sensitivity of the mapping: 2 lambda_max for softmax (Rose 1998),

@@ -173,7 +173,7 @@ MAPPINGS: dict[str, Mapping] = {m.name: m for m in (Softmax(), Entmax15(), Spars
 
 
 class _Map(torch.autograd.Function):
-    """Probabilities with the closed-form Jacobian; the result stays differentiable any number of times."""
+    """Probabilities with the closed-form Jacobian, differentiable any number of times."""
 
     generate_vmap_rule = True
 
@@ -188,19 +188,19 @@ class _Map(torch.autograd.Function):
         ctx.save_for_forward(output)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (p,) = ctx.saved_tensors
         return ctx.mapping.vjp(p, gradient), None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:  # type: ignore[override]
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         (p,) = ctx.saved_tensors
         return ctx.mapping.vjp(p, tangent)  # the Jacobian is symmetric
 
 
 def probabilities(scores: Tensor, mapping: Mapping) -> Tensor:
     """``mapping.probabilities(scores)``, differentiable."""
-    return _Map.apply(scores, mapping)  # type: ignore[no-any-return]
+    return _Map.apply(scores, mapping)  # type: ignore[no-untyped-call]
 
 
 def entmax15(x: Tensor, dim: int = -1) -> Tensor:

@@ -1,4 +1,4 @@
-"""Temperature schedules: callables from the number of a step to a multiple of the first temperature.
+"""Temperature schedules: from the number of a step to a multiple of the first temperature.
 
 A schedule knows no units, so it fits data of any scale.  Any function of that form serves.
 """
@@ -95,6 +95,6 @@ def get_schedule(schedule: str | Schedule) -> Schedule:
     if callable(schedule):
         return schedule
     raise ValueError(
-        f"cooling={schedule!r} is unknown: use one of {', '.join(sorted(SCHEDULES))}, or a function "
-        "from the number of a step to a multiple of the first temperature."
+        f"cooling={schedule!r} is unknown: use one of {', '.join(sorted(SCHEDULES))}, or a "
+        "function from the number of a step to a multiple of the first temperature."
     )

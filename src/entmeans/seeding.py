@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from .step import rows, same_kind, weights, wide
+from .step import checked_weights, rows, same_kind, wide
 
 
 class Sampler:
@@ -77,7 +77,8 @@ def kmeans_plusplus(
             [9.]])
     """
     points, _ = same_kind(points, points[:1])
-    weight = _relative(weights(sample_weight, points))
+    weight = checked_weights(sample_weight, points)
+    weight = weight / weight.amax()
     trials = 2 + int(math.log(n_clusters)) if n_local_trials is None else n_local_trials
     sampler = Sampler(points, generator)
     chosen = [points[sampler.draw(weight)]]  # (1, D)
@@ -112,7 +113,8 @@ def random_centers(
             [9.]])
     """
     points, _ = same_kind(points, points[:1])
-    weight = _relative(weights(sample_weight, points))
+    weight = checked_weights(sample_weight, points)
+    weight = weight / weight.amax()
     sampler = Sampler(points, generator)
     left, chosen = weight, []
     for _ in range(n_clusters):
@@ -139,10 +141,6 @@ def _exact(points: Tensor, centers: Tensor) -> Tensor:
     """Squared distances (n, L) from differences: exactly 0 for equal points, at any offset."""
     mode = "donot_use_mm_for_euclid_dist"
     return torch.cdist(points, centers, compute_mode=mode).square()
-
-
-def _relative(weight: Tensor) -> Tensor:
-    return weight / weight.amax()
 
 
 def _fresh_generator() -> torch.Generator:

@@ -228,7 +228,7 @@ def free_energy(
     points, centers = same_kind(points, centers)
     rule, temperature = _limit(mapping, temperature)
     temperature = torch.as_tensor(temperature, dtype=points.dtype, device=points.device)
-    terms = _FreeEnergy.apply(points, centers, temperature, rule)
+    terms = _FreeEnergy.apply(points, centers, temperature, rule)  # type: ignore[no-untyped-call]
     return reduce(terms, weights(sample_weight, points), reduction)
 
 
@@ -249,7 +249,7 @@ def expected_distortion(
     --------
     >>> import torch, entmeans
     >>> points, centers = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [2.0]])
-    >>> entmeans.expected_distortion(points, centers, float("inf"), reduction="none")
+    >>> entmeans.expected_distortion(points, centers, float("inf"), "softmax", reduction="none")
     tensor([2., 1.])
     """
     points, centers = same_kind(points, centers)
@@ -372,7 +372,7 @@ def _chunk_statistics(
     present = weight > 0
     cost = torch.where(present, weight * margin, 0.0)
     hard = margin >= mapping.one_hot_margin * (0.0 if mapping is HARD else temperature)
-    free = near + (p * gaps).sum(-1) - _times_entropy(temperature, mapping.entropy(p))
+    free = _free(near, gaps, p, temperature, mapping)
     return Statistics(
         mass=mass,
         moment=wide(wp.T @ x) + mass.unsqueeze(-1) * wide(shift),
@@ -390,9 +390,12 @@ def smallest(values: Tensor) -> Tensor:
     return torch.cat([values, values.new_full((1,), math.inf)]).amin()
 
 
-def _times_entropy(temperature: float | Tensor, entropy: Tensor) -> Tensor:
-    """T H, with infinity times 0 = 0: a single center has no entropy at any temperature."""
-    return torch.where(entropy == 0, 0.0, temperature * entropy)
+def _free(
+    near: Tensor, gaps: Tensor, p: Tensor, temperature: float | Tensor, mapping: Mapping
+) -> Tensor:
+    """<p, d> - T H(p) of each row (n,); T H is 0 where H is 0, at infinite T too."""
+    entropy = mapping.entropy(p)
+    return near + (p * gaps).sum(-1) - torch.where(entropy == 0, 0.0, temperature * entropy)
 
 
 class _FreeEnergy(torch.autograd.Function):
@@ -405,8 +408,7 @@ class _FreeEnergy(torch.autograd.Function):
         for x in rows(points, centers):
             near, gaps, _ = _distances(x - shift, centers - shift)
             p = _shares(gaps, temperature, mapping)
-            entropy = _times_entropy(temperature, mapping.entropy(p))
-            terms.append(near + (p * gaps).sum(-1) - entropy)
+            terms.append(_free(near, gaps, p, temperature, mapping))
         return torch.cat(terms)
 
     @staticmethod
@@ -415,11 +417,13 @@ class _FreeEnergy(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         points, centers, temperature = ctx.saved_tensors
         shift = common_shift(centers)
         c = centers - shift
-        to_points, to_centers, to_temperature = [], torch.zeros_like(wide(c)), 0.0
+        to_points = []
+        to_centers = torch.zeros_like(wide(centers))
+        to_temperature = torch.zeros_like(wide(temperature))
         for x, g in zip(*(rows(t, centers) for t in (points, gradient)), strict=True):
             x = x - shift
             _, gaps, _ = _distances(x, c)
@@ -431,7 +435,7 @@ class _FreeEnergy(torch.autograd.Function):
         return (
             torch.cat(to_points),
             to_centers.to(centers.dtype),
-            torch.as_tensor(to_temperature).to(temperature.dtype),
+            to_temperature.to(temperature.dtype),
             None,
         )
 
@@ -505,6 +509,18 @@ def weights(sample_weight: Tensor | None, points: Tensor) -> Tensor:
             f"got {tuple(sample_weight.shape)}."
         )
     return sample_weight.to(points.dtype)
+
+
+def checked_weights(sample_weight: Tensor | None, points: Tensor) -> Tensor:
+    """`weights` whose values are looked at too: finite, not negative, not all zero."""
+    weight = weights(sample_weight, points)
+    low, high = (v.item() for v in weight.aminmax())
+    if not (low >= 0 and 0 < high < math.inf):
+        raise ValueError(
+            "sample_weight must hold finite numbers of 0 or more, not all zero: its smallest is "
+            f"{low}, its largest {high}."
+        )
+    return weight
 
 
 def _limit(mapping: str | Mapping, temperature: float | Tensor) -> tuple[Mapping, float | Tensor]:

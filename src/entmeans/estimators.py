@@ -1,0 +1,434 @@
+"""scikit-learn estimators: thin shells over the solver that take and return arrays or tensors."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from numbers import Integral, Real
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from sklearn.base import (
+    BaseEstimator,
+    ClassNamePrefixFeaturesOutMixin,
+    ClusterMixin,
+    TransformerMixin,
+)
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from .fit import FitResult, Step, StopReason, anneal
+from .mappings import Mapping, get_mapping
+from .schedules import Schedule, get_schedule
+from .seeding import kmeans_plusplus, random_centers
+from .step import HALF, checked_weights, inertia, nearest, responsibilities, rows, squared_distances
+
+SEEDING = {"k-means++": kmeans_plusplus, "random": random_centers}
+
+
+class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator):  # type: ignore[misc]
+    """K-means by annealing: clusters start soft and freeze into exact K-means clusters.
+
+    Minimizes the inertia sum_i w_i min_j ||x_i - mu_j||^2 by minimizing the free energy at a
+    falling temperature, then running Lloyd's algorithm to rest.  A drop-in for scikit-learn's
+    ``KMeans``: parameters and attributes of the same name mean the same.
+
+    Parameters
+    ----------
+    n_clusters : int
+        K, the number of clusters.
+    mapping : {"entmax15", "softmax", "sparsemax", "hard"} or Mapping
+        From scores -d/T to responsibilities.
+    temperature : "auto" or float
+        The first temperature, in units of squared distance.  "auto" is `reference_temperature` of
+        the initial centers; 0 is plain Lloyd.
+    final_temperature : float
+        Where cooling ends.  Above 0 the centers minimize the free energy at that temperature.
+    cooling : {"geometric", "linear"} or callable
+        From the number of a step to a multiple of ``temperature``: see `Geometric`, `Linear`.
+    init : {"k-means++", "random"}, array of shape (n_clusters, n_features) or callable
+        Where to start; a callable is called as ``init(X, n_clusters, random_state=...)``.
+    n_init : "auto" or int
+        How many starts; the one with the lowest free energy at ``final_temperature`` (the lowest
+        inertia at 0) is kept.  "auto" is 1, and 10 for ``init="random"`` or a callable.
+    max_iter : int
+        The largest number of steps of one start, soft ones included.
+    tol : float
+        Stop once the summed squared shift of the centers is at most ``tol`` times the mean
+        variance of the features, at the final temperature.  0 stops when nothing changes.
+    random_state : int, RandomState or None
+        Seeds the draws of the initial centers.
+    verbose : int
+        Above 0: print a line for each step.
+
+    Attributes
+    ----------
+    cluster_centers_ : array of shape (n_clusters, n_features)
+    labels_ : array of shape (n_samples,)
+        The nearest center of each sample: ``predict`` of the training data.
+    inertia_ : float
+        Sum of squared distances to the nearest center, weighted: minus ``score``.
+    n_iter_ : int
+        Steps run, soft ones included.
+    hardening_temperature_ : float
+        T*: up to this temperature the soft network and K-means are the same map on the training
+        data.
+    stop_reason_ : StopReason
+    history_ : list of Step
+        Temperature, free energy, inertia, shift and share of hard rows at each step.
+    n_features_in_ : int
+    feature_names_in_ : array of shape (n_features_in_,)
+        Only where ``X`` names its features.
+
+    Notes
+    -----
+    ``X`` may be a NumPy array, a pandas or polars frame, or a torch tensor; results are arrays for
+    the first and tensors on the same device for the last.  Floating-point dtypes are kept
+    (float16 and bfloat16 become float32), integers become float64.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from entmeans import EntMeans
+    >>> X = np.array([[1.0, 2.0], [1.0, 4.0], [10.0, 2.0], [10.0, 4.0]])
+    >>> model = EntMeans(n_clusters=2, random_state=0).fit(X)
+    >>> sorted(model.cluster_centers_.tolist())
+    [[1.0, 3.0], [10.0, 3.0]]
+    >>> model.inertia_, model.hardening_temperature_
+    (4.0, 40.5)
+    """
+
+    def __init__(
+        self,
+        n_clusters: int = 8,
+        *,
+        mapping: str | Mapping = "entmax15",
+        temperature: Literal["auto"] | float = "auto",
+        final_temperature: float = 0.0,
+        cooling: str | Schedule = "geometric",
+        init: Any = "k-means++",
+        n_init: Literal["auto"] | int = "auto",
+        max_iter: int = 300,
+        tol: float = 1e-4,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self.n_clusters = n_clusters
+        self.mapping = mapping
+        self.temperature = temperature
+        self.final_temperature = final_temperature
+        self.cooling = cooling
+        self.init = init
+        self.n_init = n_init
+        self.max_iter = max_iter
+        self.tol = tol
+        self.random_state = random_state
+        self.verbose = verbose
+
+    @classmethod
+    def from_centers(cls, centers: Any, **parameters: Any) -> Self:
+        """A fitted model with these centers (K, D), for predict, transform and score.
+
+        Examples
+        --------
+        >>> from entmeans import EntMeans
+        >>> EntMeans.from_centers([[0.0], [4.0]]).predict([[1.0], [3.0]])
+        array([0, 1])
+        """
+        model = cls(**parameters)
+        points = model._points(centers, "centers", reset=True)
+        model.n_clusters = len(points)
+        model.cluster_centers_ = _like(centers, points.clone())
+        return model
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Find the centers.
+
+        Parameters
+        ----------
+        X : array, frame or tensor of shape (n_samples, n_features)
+        y : ignored
+        sample_weight : array of shape (n_samples,), optional
+            Weights >= 0.  A weight of k equals k copies of the sample; 0 leaves it out.
+
+        Returns
+        -------
+        self
+        """
+        return self._fit(X, sample_weight, print_step if self.verbose else None)
+
+    @torch.no_grad()
+    def _fit(
+        self, X: Any, sample_weight: Any = None, on_step: Callable[[Step], None] | None = None
+    ) -> Self:
+        self._check_parameters()
+        points = self._points(X, "X", reset=True)
+        if len(points) < self.n_clusters:
+            raise ValueError(
+                f"n_samples={len(points)} should be >= n_clusters={self.n_clusters}: pass more "
+                "samples or ask for fewer clusters."
+            )
+        weight = _weights(sample_weight, points)
+        best: FitResult | None = None
+        for centers in self._starts(X, points, weight):
+            result = anneal(
+                points,
+                centers,
+                self.cooling,
+                self.mapping,
+                sample_weight=weight,
+                temperature=None if self.temperature == "auto" else self.temperature,
+                final_temperature=self.final_temperature,
+                max_iter=self.max_iter,
+                tol=self.tol,
+                on_step=on_step,
+            )
+            if best is None or result.free_energy < best.free_energy:
+                best = result
+        assert best is not None
+        if best.stop_reason is StopReason.NOT_FINITE:
+            raise ValueError(f"The fit ended because {best.stop_reason}.")
+        self.cluster_centers_ = _like(X, best.centers)
+        self.labels_ = _like(X, best.labels)
+        self.inertia_ = best.inertia
+        self.n_iter_ = len(best.history)
+        self.hardening_temperature_ = best.hardening_temperature
+        self.stop_reason_ = best.stop_reason
+        self.history_ = best.history
+        found = len(best.labels.unique())
+        if found < self.n_clusters:
+            warnings.warn(
+                f"Number of distinct clusters ({found}) found smaller than n_clusters "
+                f"({self.n_clusters}). Possibly due to duplicate points in X.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+        return self
+
+    def fit_predict(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Fit, then the label of each sample: ``labels_``."""
+        return self.fit(X, sample_weight=sample_weight).labels_
+
+    def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Fit, then the distance of each sample to each center."""
+        return self.fit(X, sample_weight=sample_weight).transform(X)
+
+    @torch.no_grad()
+    def predict(self, X: Any) -> Any:
+        """The index of the nearest center of each sample, (n_samples,)."""
+        points, centers = self._fitted(X)
+        return _like(X, nearest(points, centers).labels)
+
+    @torch.no_grad()
+    def predict_proba(self, X: Any, temperature: float | None = None) -> Any:
+        """The responsibilities of the centers for each sample, (n_samples, n_clusters).
+
+        Parameters
+        ----------
+        X : array, frame or tensor of shape (n_samples, n_features)
+        temperature : float, optional
+            In units of squared distance.  Default: ``final_temperature``; at 0 rows are one-hot.
+        """
+        points, centers = self._fitted(X)
+        temperature = self.final_temperature if temperature is None else temperature
+        parts = [
+            responsibilities(x, centers, temperature, self.mapping) for x in rows(points, centers)
+        ]
+        return _like(X, torch.cat(parts))
+
+    @torch.no_grad()
+    def transform(self, X: Any) -> Any:
+        """The Euclidean distance of each sample to each center, (n_samples, n_clusters)."""
+        points, centers = self._fitted(X)
+        parts = [squared_distances(x, centers).sqrt_() for x in rows(points, centers)]
+        return _like(X, torch.cat(parts))
+
+    @torch.no_grad()
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Minus the inertia of ``X``: the larger the better."""
+        points, centers = self._fitted(X)
+        return -inertia(points, centers, _weights(sample_weight, points)).item()
+
+    def _starts(self, X: Any, points: Tensor, weight: Tensor | None) -> Iterator[Tensor]:
+        """The initial centers of each start."""
+        random_state = check_random_state(self.random_state)
+        draws = SEEDING.get(self.init) if isinstance(self.init, str) else None
+        if draws is None and not callable(self.init):
+            if self.n_init not in ("auto", 1):
+                warnings.warn(
+                    f"init gives the initial centers: n_init={self.n_init} is not used, there is "
+                    "one start.",
+                    RuntimeWarning,
+                    stacklevel=5,
+                )
+            yield self._given(self.init, points)
+            return
+        few = self.init == "k-means++"
+        for _ in range((1 if few else 10) if self.n_init == "auto" else self.n_init):
+            if draws is None:
+                given = self.init(X, self.n_clusters, random_state=random_state)
+                yield self._given(given, points)
+            else:
+                seed = int(random_state.randint(2**31 - 1))
+                generator = torch.Generator().manual_seed(seed)
+                yield draws(points, self.n_clusters, weight, generator=generator)
+
+    def _given(self, centers: Any, points: Tensor) -> Tensor:
+        """Initial centers from the user, in the dtype and on the device of the points."""
+        given = _tensor(centers).to(points, copy=True)
+        shape = (self.n_clusters, points.shape[1])
+        if tuple(given.shape) != shape:
+            raise ValueError(
+                f"init must have shape (n_clusters, n_features) = {shape}, got "
+                f"{tuple(given.shape)}."
+            )
+        _check_finite(given, "init")
+        return given
+
+    def _fitted(self, X: Any) -> tuple[Tensor, Tensor]:
+        """The points of ``X`` and the centers on the same device."""
+        check_is_fitted(self, "cluster_centers_")
+        points = self._points(X, "X", reset=False)
+        return points, _tensor(self.cluster_centers_).to(points.device)
+
+    def _points(self, X: Any, name: str, *, reset: bool) -> Tensor:
+        """Samples as a finite tensor (n_samples, n_features) of float32 or float64."""
+        if isinstance(X, Tensor):
+            self._check_tensor(X, reset)
+            points = _floating(X.detach()).contiguous()
+        else:
+            kept = [np.float64, np.float32]
+            points = from_dlpack(
+                validate_data(self, X, reset=reset, dtype=kept, order="C", ensure_all_finite=False)
+            )
+        _check_finite(points, name)
+        return points
+
+    def _check_tensor(self, X: Tensor, reset: bool) -> None:
+        """What `validate_data` checks of an array."""
+        if X.is_complex():
+            raise ValueError(f"Complex data not supported: X is a tensor of {X.dtype}.")
+        if X.ndim != 2:
+            raise ValueError(
+                f"Expected a 2D tensor, got one of shape {tuple(X.shape)}. Reshape your data with "
+                "X.reshape(-1, 1) if it has a single feature, or X.reshape(1, -1) if it is a "
+                "single sample."
+            )
+        if 0 in X.shape:
+            raise ValueError(
+                f"X of shape {tuple(X.shape)} is empty: at least 1 sample and 1 feature are needed."
+            )
+        if reset:
+            self.n_features_in_ = X.shape[1]
+            self.__dict__.pop("feature_names_in_", None)
+        elif X.shape[1] != getattr(self, "n_features_in_", X.shape[1]):
+            raise ValueError(
+                f"X has {X.shape[1]} features, but {type(self).__name__} is expecting "
+                f"{self.n_features_in_} features as input."
+            )
+
+    def _check_parameters(self) -> None:
+        rules: list[tuple[str, bool, str]] = [
+            ("n_clusters", _is(self.n_clusters, Integral, 1), "an integer of 1 or more"),
+            (
+                "temperature",
+                self.temperature == "auto" or _is(self.temperature, Real, 0),
+                '"auto" or a number of 0 or more, in units of squared distance',
+            ),
+            ("final_temperature", _is(self.final_temperature, Real, 0), "a number of 0 or more"),
+            (
+                "n_init",
+                self.n_init == "auto" or _is(self.n_init, Integral, 1),
+                '"auto" or 1, 2, ...',
+            ),
+            ("max_iter", _is(self.max_iter, Integral, 1), "an integer of 1 or more"),
+            ("tol", _is(self.tol, Real, 0), "a number of 0 or more"),
+            (
+                "init",
+                not isinstance(self.init, str) or self.init in SEEDING,
+                f"one of {', '.join(SEEDING)}, an array of centers, or a callable",
+            ),
+        ]
+        for name, holds, rule in rules:
+            if not holds:
+                value = getattr(self, name)
+                raise ValueError(f"{name}={value!r} is not valid: it must be {rule}.")
+        get_mapping(self.mapping)
+        get_schedule(self.cooling)
+
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.cluster_centers_)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+
+def print_step(step: Step) -> None:
+    """The line that ``verbose`` prints for a step."""
+    print(  # noqa: T201
+        f"temperature {step.temperature:.4g}  free energy {step.free_energy:.6g}  inertia "
+        f"{step.inertia:.6g}  shift {step.shift:.3g}  hard {step.hard_share:.1%}"
+    )
+
+
+def _is(value: Any, kind: type, lowest: float) -> bool:
+    """Whether value is a number of that kind, not a bool, not NaN, and at least the lowest."""
+    return isinstance(value, kind) and not isinstance(value, bool) and bool(value >= lowest)  # type: ignore[operator]
+
+
+def _floating(values: Tensor) -> Tensor:
+    """Floating-point: half precision as float32, integers as float64, the rest as it is."""
+    if values.dtype in HALF:
+        return values.float()
+    return values if values.is_floating_point() else values.double()
+
+
+def _tensor(values: Any) -> Tensor:
+    """A floating-point tensor of anything array-like, without a copy where none is needed."""
+    if isinstance(values, Tensor):
+        return _floating(values.detach())
+    array = np.asarray(values)
+    if array.dtype not in (np.float64, np.float32):
+        array = array.astype(np.float64)
+    return from_dlpack(np.ascontiguousarray(array))
+
+
+def _like(X: Any, values: Tensor) -> Any:
+    """Values in the kind of ``X``: a tensor for a tensor, else a NumPy array."""
+    return values if isinstance(X, Tensor) else values.numpy(force=True)
+
+
+def _weights(sample_weight: Any, points: Tensor) -> Tensor | None:
+    """Finite weights >= 0 (n_samples,) in the dtype and on the device of the points."""
+    if sample_weight is None:
+        return None
+    weight = _tensor(sample_weight).to(points)
+    return checked_weights(weight.expand(len(points)) if weight.ndim == 0 else weight, points)
+
+
+def _check_finite(points: Tensor, name: str) -> None:
+    """Reject NaN, infinity, and values whose squared distances would overflow."""
+    largest = torch.stack(points.aminmax()).abs().amax().item()
+    limit = math.sqrt(torch.finfo(points.dtype).max / points[0].numel()) / 4
+    if largest <= limit:
+        return
+    bad = ~points.isfinite()
+    if not bad.any():
+        raise ValueError(
+            f"{name} holds values up to {largest:.3g}, whose squared distances overflow "
+            f"{points.dtype}: scale them to below {limit:.3g}, or use float64."
+        )
+    row = int(bad.any(-1).int().argmax())
+    column = int(bad[row].int().argmax())
+    raise ValueError(
+        f"Input {name} contains NaN or infinity: the first is {points[row, column].item()} in row "
+        f"{row}, column {column} (counting from 0). Drop or impute such rows."
+    )
