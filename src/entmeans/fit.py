@@ -27,7 +27,7 @@ from .step import (
     wide,
 )
 
-FIRST_TEMPERATURE = {"entmax15": 1.0, "softmax": 0.5, "sparsemax": 1.0, "hard": 0.0}
+FIRST_TEMPERATURE = {"entmax15": 1.5, "softmax": 0.5, "sparsemax": 1.5, "hard": 0.0}
 """The default first temperature, in mean squared distances to the initial centers."""
 
 
@@ -141,6 +141,7 @@ def anneal(
     if temperature is None:
         temperature = reference_temperature(points, centers, rule, weight)
     rest = tol * _mean_variance(points, weight)
+    rounding = (4 * torch.finfo(points.dtype).eps) ** 2
 
     def at(step: int) -> float:
         return max(final_temperature, temperature * factor(step))
@@ -149,7 +150,8 @@ def anneal(
     stop_reason = StopReason.MAX_ITER
     for step in range(max_iter):
         start, now = centers, statistics(points, centers, at(step), rule, weight)
-        if (at(step) == 0 or rule is HARD) and (now.mass == 0).any():
+        hard = at(step) == 0 or rule is HARD
+        if hard and (now.mass == 0).any():
             start = relocate(points, centers, now.mass == 0, weight)
             now = statistics(points, start, at(step), rule, weight)
         moved = now.centers(start)
@@ -161,7 +163,9 @@ def anneal(
             stop_reason = StopReason.NOT_FINITE
             break
         centers = moved
-        if shift <= rest and at(step + 1) == at(step):
+        # Soft steps go on moving the centers by a unit of rounding for ever; hard ones end at 0.
+        still = 0.0 if hard else rounding * centers.square().sum().item()
+        if shift <= max(rest, still) and at(step + 1) == at(step):
             stop_reason = StopReason.CONVERGED
             break
     return _result(points, centers, at(len(history)), rule, weight, history, stop_reason)

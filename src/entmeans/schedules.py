@@ -45,8 +45,8 @@ class Geometric:
     [1.0, 0.5, 0.25, 0.0, 0.0]
     """
 
-    ratio: float = 0.7
-    steps: int = 12
+    ratio: float = 0.8
+    steps: int = 16
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio < 1:
@@ -75,7 +75,7 @@ class Linear:
     [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     """
 
-    steps: int = 12
+    steps: int = 16
 
     def __post_init__(self) -> None:
         if self.steps < 0:
