@@ -1,4 +1,4 @@
-"""How much memory does a fit take beyond its data?  Peak resident memory, each fit in a new process.
+"""How much memory does a fit take beyond its data?  Peak resident memory, one process a fit.
 
     python benchmarks/memory.py
 

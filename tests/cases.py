@@ -24,7 +24,7 @@ MAPPINGS = (*SOFT, "hard")
 DTYPES = (torch.float64, torch.float32)
 
 # The same examples in every run: a failure in CI is a failure everywhere.
-stable = settings(derandomize=True, deadline=None, database=None, max_examples=60)
+stable = settings(derandomize=True, deadline=None, database=None, max_examples=40)
 
 
 def contiguous(values: Tensor) -> Tensor:
@@ -60,7 +60,8 @@ class Case:
 
     def tensors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
         weight = None if self.sample_weight is None else self.sample_weight.to(dtype)
-        return self.layout(self.points.to(dtype)), self.layout(self.centers.to(dtype)), weight
+        points, centers = (self.layout(t.to(dtype)).detach() for t in (self.points, self.centers))
+        return points, centers, weight
 
     def weights(self, dtype: torch.dtype) -> Tensor:
         weight = self.tensors(dtype)[2]
@@ -72,7 +73,7 @@ class Case:
 
 
 def _normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def _integers(*shape: int, high: int, seed: int) -> Tensor:
@@ -198,7 +199,8 @@ def assert_within(
     found, wanted = actual.detach().double().numpy(), oracle.array(reference)
     assert found.shape == wanted.shape, f"shape {found.shape}, expected {wanted.shape} {where}"
     with np.errstate(invalid="ignore"):
-        fits = (found == wanted) | (np.abs(found - wanted) <= tolerance)
+        near = np.isfinite(wanted) & (np.abs(found - wanted) <= tolerance)
+    fits = near | (found == wanted)
     assert fits.all(), f"{where}\n{found}\nexpected\n{wanted}\nwithin\n{tolerance}"
 
 

@@ -215,16 +215,17 @@ def free_energy_gradients(
 ) -> tuple[Array, Array, float]:
     """dF/dx_i, dF/dmu_j and dF/dT of the sum over the points."""
     points, centers, weight = array(points), array(centers), array(weight)
-    to_points = np.array(
-        [2 * w * (x - sum(q * c for q, c in zip(row, centers, strict=True)))
-         for x, w, row in zip(points, weight, p, strict=True)]
-    )  # fmt: skip
-    to_centers = np.array(
-        [sum(2 * w * q * (c - x) for x, w, q in zip(points, weight, p[:, j], strict=True))
-         for j, c in enumerate(centers)]
-    )  # fmt: skip
+    to_points = [
+        2 * w * sum(q * (x - c) for q, c in zip(row, centers, strict=True))
+        for x, w, row in zip(points, weight, p, strict=True)
+    ]
+    to_centers = [
+        sum(2 * w * q * (c - x) for x, w, q in zip(points, weight, p[:, j], strict=True))
+        for j, c in enumerate(centers)
+    ]
     entropy = [ENTROPY[mapping](row) for row in p]
-    return to_points, to_centers, -math.fsum(w * h for w, h in zip(weight, entropy, strict=True))
+    to_temperature = -math.fsum(w * h for w, h in zip(weight, entropy, strict=True))
+    return array(to_points), array(to_centers), to_temperature
 
 
 def reduce(terms: ArrayLike, weight: ArrayLike, reduction: str) -> Array:

@@ -21,12 +21,14 @@ SPARSE = {
     "sparsemax": (entmeans.sparsemax, entmax.sparsemax),
 }
 BOTH = pytest.mark.parametrize(("ours", "theirs"), SPARSE.values(), ids=SPARSE)
+# torch itself warns where its forward mode is first used.
+forward_mode = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 # float64 rounds at 1e-16; both sides add K terms and take a root.
 PEER = 1e-12
 
 
 def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def apply(name, scores):
@@ -127,6 +129,7 @@ def test_a_score_of_minus_infinity_has_no_mass(name):
     assert_close(p[[0, 2]], apply(name, torch.tensor([0.3, 0.1])))
 
 
+@forward_mode
 @pytest.mark.parametrize("name", SOFT)
 def test_derivatives_of_both_orders_and_modes(name):
     # A seed whose support does not change within the step of finite differences.
@@ -136,16 +139,19 @@ def test_derivatives_of_both_orders_and_modes(name):
     assert torch.autograd.gradgradcheck(function, scores, check_fwd_over_rev=True)
 
 
+@forward_mode
 @pytest.mark.parametrize("name", SOFT)
 def test_jacobian_by_both_modes_is_the_closed_form(name):
     scores = normal(6, seed=4)
     p = apply(name, scores)
-    s = torch.tensor([oracle.SENSITIVITY[name](q) if q > 0 else 0.0 for q in p.tolist()]).double()
+    sensitivity = [oracle.SENSITIVITY[name](q) if q > 0 else 0.0 for q in p.tolist()]
+    s = torch.tensor(sensitivity, dtype=torch.float64)
     closed = s.diag() - torch.outer(s, s) / s.sum()
     for jacobian in (jacrev, jacfwd):
         assert_close(jacobian(lambda z: apply(name, z))(scores), closed, rtol=0, atol=PEER)
 
 
+@forward_mode
 @BOTH
 def test_works_under_vmap_jacrev_and_hessian(ours, theirs):
     x = normal(3, 4, 5)
@@ -180,9 +186,9 @@ def geometric(size, ratio, top):
     for before, after in pairwise(sizes):
         lengths.append(lengths[-1] * (before - after) / after)
     unit = (1 - 1 / top) / sum(lengths[:-1])
-    tau, x = -1.0, [torch.zeros(top).double()]
+    tau, x = -1.0, [torch.zeros(top, dtype=torch.float64)]
     for length, (before, after) in zip(lengths, pairwise(sizes), strict=False):
-        x.append(torch.full((before - after,), tau + 1e-6 * length * unit).double())
+        x.append(x[0].new_full((before - after,), tau + 1e-6 * length * unit))
         tau += length * unit
     return torch.cat(x)
 
@@ -215,7 +221,8 @@ HARD_FOR_NEWTON = {
 def test_the_threshold_is_found_however_the_scores_are_spaced(ours, theirs, x, unit):
     scores = unit * x
     p = ours(scores)
-    assert_within(p.sum(), 1.0, PEER)
+    # tau itself is rounded, and K terms share its error.
+    assert_within(p.sum(), 1.0, max(PEER, len(x) * torch.finfo(torch.float64).eps))
     assert_within(p, getattr(oracle, ours.__name__)(oracle.array(scores)), PEER)
 
 
@@ -235,7 +242,11 @@ def test_clusters_of_scores_at_any_height_are_solved(ours, theirs, counts, heigh
 @BOTH
 @pytest.mark.parametrize("size", [100_000, 2**20])
 def test_float32_sums_to_1_over_many_scores(ours, theirs, size):
-    for x in (torch.zeros(size), normal(size, dtype=torch.float32), -2 * torch.ones(size).tril()):
+    for x in (
+        torch.zeros(size),
+        normal(size, dtype=torch.float32),
+        -2.0 * (torch.arange(size) > 0),
+    ):
         p = ours(x)
         assert p.isfinite().all()
         # sqrt(K) rounding errors add up in tau, which K terms share.
@@ -300,7 +311,7 @@ def test_bad_scores_are_named(ours, theirs, x, dim, error, words):
 
 @pytest.mark.parametrize("mapping", ["entmax", "Softmax", "", None, 1.5, ["softmax"]])
 def test_an_unknown_mapping_is_named_with_the_choices(mapping):
-    with pytest.raises(ValueError, match="mapping=.*entmax15, hard, softmax, sparsemax") as caught:
+    with pytest.raises(ValueError, match=r"mapping=.*entmax15, hard, softmax, sparsemax") as caught:
         get_mapping(mapping)
     assert repr(mapping) in str(caught.value)
 

@@ -182,7 +182,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
                 self.cooling,
                 self.mapping,
                 sample_weight=weight,
-                temperature=None if self.temperature == "auto" else self.temperature,
+                temperature=None if isinstance(self.temperature, str) else self.temperature,
                 final_temperature=self.final_temperature,
                 max_iter=self.max_iter,
                 tol=self.tol,
@@ -256,10 +256,10 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
 
     def _starts(self, X: Any, points: Tensor, weight: Tensor | None) -> Iterator[Tensor]:
         """The initial centers of each start."""
-        random_state = check_random_state(self.random_state)
+        random_state = self._random_state()
         draws = SEEDING.get(self.init) if isinstance(self.init, str) else None
         if draws is None and not callable(self.init):
-            if self.n_init not in ("auto", 1):
+            if not _is_auto(self.n_init) and self.n_init != 1:
                 warnings.warn(
                     f"init gives the initial centers: n_init={self.n_init} is not used, there is "
                     "one start.",
@@ -269,7 +269,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
             yield self._given(self.init, points)
             return
         few = self.init == "k-means++"
-        for _ in range((1 if few else 10) if self.n_init == "auto" else self.n_init):
+        for _ in range((1 if few else 10) if isinstance(self.n_init, str) else self.n_init):
             if draws is None:
                 given = self.init(X, self.n_clusters, random_state=random_state)
                 yield self._given(given, points)
@@ -277,6 +277,15 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
                 seed = int(random_state.randint(2**31 - 1))
                 generator = torch.Generator().manual_seed(seed)
                 yield draws(points, self.n_clusters, weight, generator=generator)
+
+    def _random_state(self) -> np.random.RandomState:
+        try:
+            return check_random_state(self.random_state)
+        except ValueError as error:
+            raise ValueError(
+                f"random_state={self.random_state!r} is not valid: it must be None, an integer "
+                "from 0 to 2**32 - 1, or a RandomState."
+            ) from error
 
     def _given(self, centers: Any, points: Tensor) -> Tensor:
         """Initial centers from the user, in the dtype and on the device of the points."""
@@ -302,6 +311,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
             self._check_tensor(X, reset)
             points = _floating(X.detach()).contiguous()
         else:
+            X = _native(X)
             kept = [np.float64, np.float32]
             points = from_dlpack(
                 validate_data(self, X, reset=reset, dtype=kept, order="C", ensure_all_finite=False)
@@ -337,20 +347,20 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
             ("n_clusters", _is(self.n_clusters, Integral, 1), "an integer of 1 or more"),
             (
                 "temperature",
-                self.temperature == "auto" or _is(self.temperature, Real, 0),
+                _is_auto(self.temperature) or _is(self.temperature, Real, 0),
                 '"auto" or a number of 0 or more, in units of squared distance',
             ),
             ("final_temperature", _is(self.final_temperature, Real, 0), "a number of 0 or more"),
             (
                 "n_init",
-                self.n_init == "auto" or _is(self.n_init, Integral, 1),
+                _is_auto(self.n_init) or _is(self.n_init, Integral, 1),
                 '"auto" or 1, 2, ...',
             ),
             ("max_iter", _is(self.max_iter, Integral, 1), "an integer of 1 or more"),
             ("tol", _is(self.tol, Real, 0), "a number of 0 or more"),
             (
                 "init",
-                not isinstance(self.init, str) or self.init in SEEDING,
+                self.init in SEEDING if isinstance(self.init, str) else self.init is not None,
                 f"one of {', '.join(SEEDING)}, an array of centers, or a callable",
             ),
         ]
@@ -379,6 +389,10 @@ def print_step(step: Step) -> None:
     )
 
 
+def _is_auto(value: Any) -> bool:
+    return isinstance(value, str) and value == "auto"
+
+
 def _is(value: Any, kind: type, lowest: float) -> bool:
     """Whether value is a number of that kind, not a bool, not NaN, and at least the lowest."""
     return isinstance(value, kind) and not isinstance(value, bool) and bool(value >= lowest)  # type: ignore[operator]
@@ -391,11 +405,18 @@ def _floating(values: Tensor) -> Tensor:
     return values if values.is_floating_point() else values.double()
 
 
+def _native(values: Any) -> Any:
+    """Values; an array in foreign byte order, which torch cannot hold, in that of this machine."""
+    if isinstance(values, np.ndarray) and not values.dtype.isnative:
+        return values.astype(values.dtype.newbyteorder("="))
+    return values
+
+
 def _tensor(values: Any) -> Tensor:
     """A floating-point tensor of anything array-like, without a copy where none is needed."""
     if isinstance(values, Tensor):
         return _floating(values.detach())
-    array = np.asarray(values)
+    array = _native(np.asarray(values))
     if array.dtype not in (np.float64, np.float32):
         array = array.astype(np.float64)
     return from_dlpack(np.ascontiguousarray(array))

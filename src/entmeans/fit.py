@@ -17,6 +17,7 @@ from .schedules import Schedule, get_schedule
 from .seeding import nearer
 from .step import (
     Statistics,
+    check_temperature,
     checked_weights,
     free_energy,
     inertia,
@@ -138,13 +139,18 @@ def anneal(
     points, centers = same_kind(points, centers)
     weight = checked_weights(sample_weight, points)
     rule, factor = get_mapping(mapping), get_schedule(schedule)
+    check_temperature(final_temperature, "final_temperature")
     if temperature is None:
         temperature = reference_temperature(points, centers, rule, weight)
+    check_temperature(temperature)
     rest = tol * _mean_variance(points, weight)
     rounding = (4 * torch.finfo(points.dtype).eps) ** 2
 
     def at(step: int) -> float:
-        return max(final_temperature, temperature * factor(step))
+        multiple = factor(step)
+        if not multiple >= 0:
+            raise ValueError(f"cooling must give 0 or more, got {multiple} for step {step}.")
+        return max(final_temperature, temperature * multiple if multiple else 0.0)
 
     history: list[Step] = []
     stop_reason = StopReason.MAX_ITER
@@ -165,7 +171,7 @@ def anneal(
         centers = moved
         # Soft steps go on moving the centers by a unit of rounding for ever; hard ones end at 0.
         still = 0.0 if hard else rounding * centers.square().sum().item()
-        if shift <= max(rest, still) and at(step + 1) == at(step):
+        if shift <= max(rest, still) and all(at(s) == at(step) for s in range(step, max_iter)):
             stop_reason = StopReason.CONVERGED
             break
     return _result(points, centers, at(len(history)), rule, weight, history, stop_reason)

@@ -6,6 +6,7 @@ Reading runs no code from a file: arrays load without pickle, models are safeten
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import zipfile
@@ -21,7 +22,7 @@ import pyarrow.parquet
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from . import __version__
@@ -269,7 +270,7 @@ def save_model(where: str | Path, model: Model) -> Path:
         "named": model.named,
     }
     path = _model_path(where)
-    save_file(tensors, path, metadata={"entmeans": json.dumps(about)})
+    path.write_bytes(save(tensors, {"entmeans": json.dumps(about)}))
     return path
 
 
@@ -293,7 +294,7 @@ def load_model(where: str | Path) -> Model:
     """
     path = _model_path(where)
     if not path.is_file():
-        raise InputError(f"{str(where)!r} holds no model: there is no file {str(path)!r}.")
+        raise InputError(f"there is no model: {str(path)!r} is no file.")
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("entmeans", "null"))
@@ -355,9 +356,12 @@ def _model(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Model:
     )
     estimator.hardening_temperature_ = float(about["hardening_temperature"])
     estimator.inertia_ = float(about["inertia"])
-    scaling = None
-    if "mean" in tensors:
-        scaling = Scaling(tensors["mean"].numpy(), tensors["scale"].numpy())
+    if "mean" not in tensors:
+        return Model(estimator, columns, bool(about["named"]))
+    scaling = Scaling(tensors["mean"].numpy(), tensors["scale"].numpy())
+    usable = np.isfinite(scaling.mean).all() and (scaling.scale > 0).all()
+    if not usable or {scaling.mean.shape, scaling.scale.shape} != {centers.shape[1:]}:
+        raise ValueError("impossible mean or scale")
     return Model(estimator, columns, bool(about["named"]), scaling)
 
 
@@ -397,7 +401,14 @@ def _open(source: str | Path) -> _Source:
         return readers[path.suffix.lower()](path)
     except InputError:
         raise
-    except (pa.ArrowException, zipfile.BadZipFile, ValueError, EOFError, OSError) as error:
+    except (
+        pa.ArrowException,
+        csv.Error,
+        zipfile.BadZipFile,
+        ValueError,
+        EOFError,
+        OSError,
+    ) as error:
         raise InputError(f"{path.name} cannot be read: {_first_line(error)}") from None
 
 
@@ -413,12 +424,13 @@ def _built_in(name: str) -> _Source:
 
 
 def _npy(path: Path) -> _Source:
-    return _array(path.name, np.load(path, allow_pickle=False))
+    with path.open("rb") as file:
+        return _array(path.name, np.load(file, allow_pickle=False))
 
 
 def _npz(path: Path) -> _Source:
-    with np.load(path, allow_pickle=False) as file:
-        others = {name: file[name] for name in file.files}
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        others = {name: arrays[name] for name in arrays.files}
     key = next(iter(others)) if len(others) == 1 else "X"
     if key not in others:
         raise InputError(
@@ -442,6 +454,8 @@ def _array(
         )
     if array.dtype.kind not in "biuf":
         raise InputError(f"{name} holds {array.dtype} values: save the points as numbers.")
+    if not len(array):
+        raise InputError(f"{name} has no rows.")
     matrix = _floating(array)
     columns = names or _numbers(array.shape[1])
     return _Source(
@@ -458,10 +472,9 @@ def _array(
 
 def _csv(path: Path) -> _Source:
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        first = file.readline()
+        first = next((line for line in file if line.strip()), "")
         delimiter = max(",;\t", key=first.count)
-        file.seek(0)
-        header = next(csv.reader(file, delimiter=delimiter), [])
+        header = next(csv.reader(itertools.chain([first], file), delimiter=delimiter), [])
     if not header:
         raise InputError(f"{path.name} is empty.")
     named = not _looks_like_data(header)
@@ -504,15 +517,17 @@ def _frame(name: str, table: pa.Table, named: bool) -> _Source:
     names = table.column_names
     if repeated := sorted({n for n in names if names.count(n) > 1}):
         raise InputError(f"{name} has several columns of one name: {_listed(repeated)}.")
+    if not len(table):
+        raise InputError(f"{name} has no rows.")
 
     def numeric(kind: pa.DataType) -> bool:
         is_a = pa.types
         return bool(is_a.is_integer(kind) or is_a.is_floating(kind) or is_a.is_decimal(kind))
 
     def take(column: str) -> NDArray[Any]:
-        stored = table[column]
-        as_float = stored.cast(pa.float64()) if pa.types.is_decimal(stored.type) else stored
-        return np.asarray(as_float.to_numpy())
+        stored, kind = table[column], table[column].type
+        no_counterpart = pa.types.is_decimal(kind) or pa.types.is_null(kind)
+        return np.asarray((stored.cast(pa.float64()) if no_counterpart else stored).to_numpy())
 
     features = [f.name for f in table.schema if numeric(f.type) and f.name not in INDEX_NAMES]
     return _Source(name, names, features, take, named)
@@ -528,8 +543,6 @@ def _values(table: _Source, names: list[str]) -> NDArray[Any]:
         values = table.matrix
     else:
         values = np.column_stack([_feature(table, name) for name in names])
-    if not len(values):
-        raise InputError(f"{table.name} has no rows.")
     finite = np.isfinite(values)
     if not finite.all():
         row = int(finite.all(1).argmin())
@@ -545,8 +558,8 @@ def _values(table: _Source, names: list[str]) -> NDArray[Any]:
 def _feature(table: _Source, name: str) -> NDArray[Any]:
     column = table.take(name)
     if column.dtype.kind not in "biuf":
-        example = f", its first value is {str(column[0])!r}" if len(column) else ""
-        raise InputError(f"{table.name}: column {name!r} is not numeric{example}.")
+        example = repr(str(column[0]))
+        raise InputError(f"{table.name}: column {name!r} is not numeric: it starts with {example}.")
     return _floating(column)
 
 

@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 
 from .mappings import HARD, Mapping, get_mapping
-from .step import inertia, nearest, rows, same_kind, smallest, statistics, weights, wide
+from .step import (
+    check_temperature,
+    inertia,
+    nearest,
+    rows,
+    same_kind,
+    smallest,
+    statistics,
+    weights,
+    wide,
+)
 
 
 def free_energy_bounds(
@@ -43,6 +53,7 @@ def free_energy_bounds(
     >>> lower <= entmeans.free_energy(points, centers, temperature=2.0) <= upper
     tensor(True)
     """
+    check_temperature(temperature)
     upper = inertia(points, centers, sample_weight, reduction)
     weight = weights(sample_weight, points).to(upper.dtype)
     share = {"none": weight, "sum": weight.sum(), "mean": torch.ones_like(upper)}[reduction]

@@ -150,12 +150,15 @@ class Sparsemax(Mapping):
 
     def probabilities(self, scores: Tensor) -> Tensor:
         x = _from_the_top(scores).clamp_min(-1.0)
-        tau = torch.full_like(x[..., :1], -1.0)
-        # Newton on the piecewise linear sum [x - tau]_+ - 1: each step solves on a smaller support.
-        for _ in range(16):
-            support = x > tau
-            size = support.sum(-1, keepdim=True)
-            tau = (torch.where(support, x, 0.0).sum(-1, keepdim=True) - 1) / size
+        # Newton as above may take as many steps as there are scores here, so sort: the support is
+        # the longest head of the order in which the last score exceeds its own threshold.
+        order = x.sort(-1, descending=True).values
+        size = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
+        thresholds = (order.cumsum(-1) - 1) / size
+        last = (order > thresholds).sum(-1, keepdim=True) - 1
+        support = x > thresholds.gather(-1, last.clamp_min(0))
+        inside = torch.where(support, x, 0.0).sum(-1, keepdim=True)
+        tau = (inside - 1) / support.sum(-1, keepdim=True)
         return (x - tau).clamp_min(0.0)
 
     def sensitivity(self, p: Tensor) -> Tensor:
@@ -258,6 +261,8 @@ def _along(x: Tensor, dim: int, mapping: Mapping) -> Tensor:
     if not (isinstance(x, Tensor) and x.is_floating_point()):
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"x must be a floating-point tensor, got {kind}.")
+    if x.ndim and not -x.ndim <= dim < x.ndim:
+        raise IndexError(f"dim={dim} is out of range for x of shape {tuple(x.shape)}.")
     if x.ndim == 0 or x.shape[dim] == 0:
         raise ValueError(f"x must hold at least one score along dim={dim}, got {tuple(x.shape)}.")
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

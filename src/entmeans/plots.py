@@ -147,10 +147,13 @@ def plot_freezing(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     plot_freezing(f"{folder}/freezing.png", points, points[1:], temperatures=[9.0, 1.0])
     """
+    points, centers = points.detach().cpu(), centers.detach().cpu()
     hardening = float(hardening_temperature(points, centers, mapping))
     if temperatures is None:
-        highest = float(critical_temperature(points, len(centers), mapping))
-        temperatures = [*(factor * highest for factor in (0.8, 0.4, 0.2, 0.08)), hardening]
+        critical = float(critical_temperature(points, len(centers), mapping))
+        end = hardening if math.isfinite(hardening) else 0.0
+        soft = np.geomspace(max(0.8 * critical, 8 * end), max(0.08 * critical, 2 * end), 4)
+        temperatures = [*soft.tolist(), end]
     n = len(temperatures)
     figure = _figure(2.5 * n, 2.95)
     figure.patch.set_alpha(0.0)
@@ -168,15 +171,15 @@ def plot_freezing(
         axes = figure.add_axes(((i + 0.04) / n, 0.02, 0.92 / n, 0.8))
         _draw_cells(axes, points, rest, temperature, mapping, share)
         name = "T = T*" if temperature == hardening > 0 else "T"
-        caption = {"transform": axes.transAxes, "color": MUTED, "size": 9.5}
-        axes.text(0, 1.11, f"{name} = {temperature:.3g}", weight="bold", **caption)
+        caption: dict[str, Any] = {"transform": axes.transAxes, "color": MUTED, "size": 9.5}
+        axes.text(0, 1.11, f"{name} = {three_digits(temperature)}", weight="bold", **caption)
         all_hard = "100% hard: exactly K-means"
-        axes.text(0, 1.03, all_hard if share == 1 else f"{_percent(share)} hard", **caption)
+        axes.text(0, 1.03, all_hard if share == 1 else f"{percent(share)} hard", **caption)
     figure.savefig(path, dpi=200)
 
 
 def cluster_colors(n_clusters: int) -> Floats:
-    """Colors for K clusters, shape (K, 3): the palette, or else hues a golden angle apart.
+    """Colors for K clusters, shape (K, 3): the palette, then each the farthest from all before.
 
     Examples
     --------
@@ -184,11 +187,44 @@ def cluster_colors(n_clusters: int) -> Floats:
     >>> cluster_colors(12).shape
     (12, 3)
     """
-    if n_clusters <= len(PALETTE):
-        return np.array([to_rgb(color) for color in PALETTE[:n_clusters]])
-    j = np.arange(n_clusters)
-    hue, lightness = math.pi * (3 - math.sqrt(5)) * j, np.take([0.52, 0.78, 0.65], j % 3)
-    return _from_oklab(np.stack([lightness, 0.12 * np.cos(hue), 0.12 * np.sin(hue)], -1))
+    chosen = [*_to_oklab(np.array([to_rgb(color) for color in PALETTE]))]
+    lightness, *ab = np.meshgrid([0.45, 0.58, 0.7, 0.8], *[np.linspace(-0.16, 0.16, 17)] * 2)
+    candidates = np.stack([lightness, *ab], -1).reshape(-1, 3)
+    candidates = candidates[np.hypot(candidates[:, 1], candidates[:, 2]) < 0.17]
+    distance = np.full(len(candidates), np.inf)
+    for j in range(n_clusters - 1):
+        distance = np.minimum(distance, ((candidates - chosen[j]) ** 2).sum(-1))
+        if j + 1 >= len(chosen):
+            chosen.append(candidates[distance.argmax()])
+    return _from_oklab(np.array(chosen[:n_clusters]))
+
+
+def three_digits(value: float) -> str:
+    """A number with three significant digits, in plain notation where that is short.
+
+    Examples
+    --------
+    >>> from entmeans.plots import three_digits
+    >>> three_digits(1172.4), three_digits(0.0603), three_digits(2.5e-9), three_digits(0.0)
+    ('1,170', '0.0603', '2.5e-09', '0')
+    """
+    if not 1e-4 <= abs(value) < 1e7:
+        return f"{value:.3g}"
+    digits = 2 - math.floor(math.log10(abs(value)))
+    text = f"{round(value, digits):,.{max(digits, 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def percent(share: float) -> str:
+    """A share as a percentage, rounded down, so that 100% means all.
+
+    Examples
+    --------
+    >>> from entmeans.plots import percent
+    >>> percent(0.9999), percent(1.0)
+    ('99%', '100%')
+    """
+    return f"{math.floor(100 * share)}%"
 
 
 def _draw_energies(axes: Axes, history: Sequence[Step]) -> None:
@@ -197,14 +233,14 @@ def _draw_energies(axes: Axes, history: Sequence[Step]) -> None:
     free_energy = np.array([step.free_energy for step in history])
     free_energy[~np.isfinite(free_energy)] = np.nan  # at an infinite temperature
     axes.fill_between(steps, free_energy, inertia, color=PALETTE[4], alpha=0.2, linewidth=0)
-    for values, color, name in (
-        (inertia, PALETTE[1], "inertia"),
-        (free_energy, PALETTE[0], "free energy"),
-    ):
-        axes.plot(steps, values, color=color, linewidth=2, marker="o", markersize=3.5, label=name)
-    axes.legend(frameon=False, labelcolor=INK, loc="lower right")
+    line: dict[str, Any] = {"linewidth": 2, "marker": "o", "markersize": 3.5}
+    axes.plot(steps, inertia, color=PALETTE[1], label="inertia", **line)
+    axes.plot(steps, free_energy, color=PALETTE[0], label="free energy", **line)
     axes.tick_params(labelbottom=False)
-    _style(axes, "Free energy rises to meet the inertia")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    _shade_hard_steps(axes, history)
+    axes.legend(frameon=False, labelcolor=INK, loc="upper right", fontsize=9)
+    _style(axes, "The free energy meets the inertia")
 
 
 def _draw_hard_share(axes: Axes, history: Sequence[Step]) -> None:
@@ -212,12 +248,29 @@ def _draw_hard_share(axes: Axes, history: Sequence[Step]) -> None:
     share = [step.hard_share for step in history]
     axes.fill_between(steps, share, color=PALETTE[4], alpha=0.45, linewidth=0)
     axes.plot(steps, share, color=PALETTE[0], linewidth=2)
-    axes.set_ylim(0, 1.05)
+    axes.set_ylim(0, 1.08)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    chosen = np.unique(np.linspace(0, len(history) - 1, 7).round().astype(int))
-    axes.set_xticks(chosen + 1, [f"{history[i].temperature:.3g}" for i in chosen])
+    n, soft = len(history), _n_soft(history)
+    last = n - 1 if soft == n else max(soft - 2, 0)
+    few = max(2, round(6 * soft / n))
+    chosen = {round(i) for i in np.linspace(0, last, few)} | ({soft} if soft < n else set())
+    ticks = sorted(chosen)
+    axes.set_xticks([i + 1 for i in ticks], [three_digits(history[i].temperature) for i in ticks])
     axes.set_xlabel("temperature, step by step", color=MUTED, size=9)
+    _shade_hard_steps(axes, history)
     _style(axes, "Rows that are exactly hard")
+
+
+def _shade_hard_steps(axes: Axes, history: Sequence[Step]) -> None:
+    n, soft = len(history), _n_soft(history)
+    axes.set_xlim(0.5, n + 0.5)
+    if soft < n:
+        band: dict[str, Any] = {"color": FAINT, "alpha": 0.5, "linewidth": 0, "zorder": 0}
+        axes.axvspan(soft + 0.5, n + 0.5, label="T = 0: K-means", **band)
+
+
+def _n_soft(history: Sequence[Step]) -> int:
+    return sum(step.temperature > 0 for step in history)
 
 
 def _draw_clusters(
@@ -234,19 +287,12 @@ def _draw_clusters(
     colors = cluster_colors(k) if colors is None else colors
     dots = (points[shown] - mean) @ planar
     middles = (centers - mean) @ planar
-    axes.scatter(*dots.T, s=9, color=colors[labels[shown]], alpha=0.6, linewidths=0)
-    axes.scatter(*middles.T, s=150, color=colors, edgecolors="white", linewidths=1.5)
-    if k <= 30:
-        for j, middle in enumerate(middles):
-            axes.text(
-                *middle,
-                str(j),
-                color="white",
-                size=8,
-                weight="bold",
-                ha="center",
-                va="center_baseline",
-            )
+    axes.scatter(dots[:, 0], dots[:, 1], s=9, color=colors[labels[shown]], alpha=0.6, linewidths=0)
+    x, y = middles.T
+    axes.scatter(x, y, s=150, color=colors, edgecolors="white", linewidths=1.5)
+    name: dict[str, Any] = {"color": "white", "size": 8, "weight": "bold", "ha": "center"}
+    for j in range(k if k <= 30 else 0):
+        axes.text(x[j], y[j], str(j), va="center_baseline", **name)
     axes.set_xlabel(
         f"first principal component ({variance[0]:.0%} of the variance)", color=MUTED, size=9
     )
@@ -257,8 +303,8 @@ def _draw_clusters(
 
 def _principal(points: NDArray[Any], mean: Floats) -> tuple[Floats, Floats]:
     """The first two principal axes (D, 2) and their shares of the variance; 0 where D is 1."""
-    centered = points - mean
-    variance, axes = np.linalg.eigh(centered.T @ centered)
+    blocks = np.array_split(points, 1 + len(points) // 10_000)
+    variance, axes = np.linalg.eigh(sum((x - mean).T @ (x - mean) for x in blocks))
     share = variance / max(variance.sum(), np.finfo(float).tiny)
     if len(share) == 1:
         return np.array([[1.0, 0.0]]), np.array([1.0, 0.0])
@@ -294,10 +340,12 @@ def _draw_cells(
     drawn: list[Artist] = [
         axes.imshow(image, extent=extent, origin="lower", interpolation="bilinear"),
         *_draw_walls(axes, places, centers, extent, share),
-        axes.scatter(*points.T.tolist(), s=4.5, color=INK, alpha=0.55, linewidths=0, zorder=2),
+        axes.scatter(
+            points[:, 0], points[:, 1], s=4.5, color=INK, alpha=0.55, linewidths=0, zorder=2
+        ),
     ]
-    rings = {"edgecolors": "white", "linewidths": 1.8, "zorder": 3}
-    axes.scatter(*centers.T.tolist(), s=70, color=colors, **rings)
+    rings: dict[str, Any] = {"edgecolors": "white", "linewidths": 1.8, "zorder": 3}
+    axes.scatter(centers[:, 0], centers[:, 1], s=70, color=colors, **rings)
     axes.set_axis_off()
     corners = FancyBboxPatch(
         (0.05, 0.05),
@@ -339,11 +387,6 @@ def _mixture(p: Floats, colors: Floats) -> Floats:
     mixed = p @ _to_oklab(colors)
     doubt = (1 - p.max(-1, keepdims=True)) / max(1 - 1 / len(colors), 0.5)
     return _from_oklab(mixed + 0.75 * doubt**0.7 * (PALE - mixed))
-
-
-def _percent(share: float) -> str:
-    """Rounded down, so that 100% means all."""
-    return f"{math.floor(100 * share)}%"
 
 
 def _figure(width: float, height: float) -> Figure:

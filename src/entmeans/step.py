@@ -25,6 +25,9 @@ from .mappings import HARD, Mapping, get_mapping, probabilities
 CHUNK_ELEMENTS = 2**18
 """Largest number of scores (rows x centers) held at once: about the size of an L2 cache."""
 
+DIFFERENCES = 3
+"""Up to this many features all distances are computed from differences: exact, and as fast."""
+
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -39,9 +42,10 @@ def squared_distances(points: Tensor, centers: Tensor) -> Tensor:
     Returns
     -------
     Tensor, shape (N, K)
-        Never negative.  The distance to the nearest center is computed from differences; the
-        others are that plus a gap from one matrix product, with an absolute error of a few units
-        of rounding of ||x_i - c|| ||mu_j - c||, c being close to the mean of the centers.
+        Never negative.  Computed from differences for up to 3 features.  For more, only the
+        distance to the nearest center is; the others are that plus a gap from one matrix product,
+        with an absolute error of a few units of rounding of ||x_i - c|| ||mu_j - c||, c being
+        close to the mean of the centers.
 
     Examples
     --------
@@ -141,9 +145,9 @@ class Statistics:
 
     def centers(self, previous: Tensor) -> Tensor:
         """The centers moment / mass, in the dtype of ``previous``; one without mass stays there."""
-        filled = self.mass.unsqueeze(-1) > 0
-        means = self.moment / torch.where(filled, self.mass.unsqueeze(-1), 1.0)
-        return torch.where(filled, means.to(previous.dtype), previous)
+        mass = self.mass.unsqueeze(-1)
+        means = self.moment / torch.where(mass == 0, 1.0, mass)
+        return torch.where(mass == 0, previous, means.to(previous.dtype))
 
 
 def statistics(
@@ -322,15 +326,18 @@ def nearest(points: Tensor, centers: Tensor) -> Nearest:
 
 
 def _scores(points: Tensor, centers: Tensor) -> Tensor:
-    """d_ij - ||x_i||^2: what differs between the centers."""
-    return torch.addmm(centers.square().sum(-1), points, centers.T, alpha=-2)  # (n, K)
+    """d_ij (n, K) up to a constant in each row."""
+    if points.shape[1] <= DIFFERENCES:
+        axes = zip(points.unbind(-1), centers.unbind(-1), strict=True)
+        return functools.reduce(operator.add, ((x.unsqueeze(-1) - c).square() for x, c in axes))
+    return torch.addmm(centers.square().sum(-1), points, centers.T, alpha=-2)
 
 
 def _distances(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """d_ij = near_i + gap_ij with gap >= 0, exactly 0 at the label.
 
-    Differences give near_i, which would cancel to nothing in the expanded square; the expanded
-    square gives the gaps, in which ||x_i||^2 cancels before it is ever added.
+    Differences give near_i, which would cancel to nothing in an expanded square; the scores give
+    the gaps, in which ||x_i||^2 cancels before it is ever added.
     """
     scores = _scores(points, centers)
     labels = scores.argmin(-1)
@@ -526,7 +533,12 @@ def checked_weights(sample_weight: Tensor | None, points: Tensor) -> Tensor:
 def _limit(mapping: str | Mapping, temperature: float | Tensor) -> tuple[Mapping, float | Tensor]:
     """The mapping and temperature to compute with: at T = 0 every mapping is the hard one."""
     rule = get_mapping(mapping)
-    value = float(temperature)
-    if math.isnan(value) or value < 0:
-        raise ValueError(f"temperature must be 0 or more, got {value}.")
-    return (HARD if value == 0 else rule), temperature
+    return (HARD if check_temperature(temperature) == 0 else rule), temperature
+
+
+def check_temperature(value: float | Tensor, name: str = "temperature") -> float:
+    """The number, if it is a temperature."""
+    number = float(value)
+    if not number >= 0:
+        raise ValueError(f"{name} must be 0 or more, in units of squared distance, got {number}.")
+    return number
