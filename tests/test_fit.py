@@ -104,12 +104,11 @@ def test_all_mappings_are_the_same_at_zero_temperature(mapping):
 @given(cases.problems())
 def test_inertia_never_rises_at_zero_temperature(problem):
     points, centers, weight, _ = problem
-    result = anneal(points, centers, temperature=0.0, tol=0.0, sample_weight=weight)
+    result = anneal(points, centers, temperature=0.0, tol=0.0, sample_weight=weight, max_iter=50)
     inertias = [*(record.inertia for record in result.history), result.inertia]
     slack = 1e-12 * (1 + inertias[0])
     assert all(after <= before + slack for before, after in pairwise(inertias))
     assert result.stop_reason is StopReason.CONVERGED
-    assert len(result.history) < 50
 
 
 @stable
@@ -128,17 +127,15 @@ def test_free_energy_never_rises_at_a_constant_temperature(problem):
         assert all(after <= before + slack for before, after in pairwise(free))
 
 
-def test_cooling_finds_the_clusters_that_lloyd_misses():
-    points = blobs()
-    start = points[:5]  # all in one blob
-    truth = torch.arange(5).repeat_interleave(30)
-    best = anneal(points, torch.stack([points[truth == j].mean(0) for j in range(5)])).inertia
-    lloyd = anneal(points, start, temperature=0.0).inertia
-    assert lloyd > 2 * best
-    for mapping in SOFT:
-        schedule = entmeans.Geometric(ratio=0.8, steps=40)
-        result = anneal(points, start, schedule, mapping, temperature=50.0)
-        assert result.inertia <= lloyd
+@each_soft_mapping
+def test_cooling_finds_clusters_that_lloyd_misses(mapping):
+    points, schedule = blobs(), entmeans.Geometric(ratio=0.8, steps=40)
+    starts = [entmeans.random_centers(points, 5, generator=generator(s)) for s in range(10)]
+    lloyd = sum(anneal(points, start, temperature=0.0).inertia for start in starts)
+    cooled = sum(
+        anneal(points, start, schedule, mapping, temperature=100.0).inertia for start in starts
+    )
+    assert cooled < lloyd / 2
 
 
 # Stopping
@@ -214,7 +211,7 @@ def test_a_stop_reason_says_what_to_do(reason, words):
 
 
 @each_mapping
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["points", "centers"])
 @pytest.mark.parametrize("temperature", [None, 0.0, 1.0])
 def test_values_that_are_not_finite_stop_it_at_once(mapping, bad, where, temperature):
@@ -224,16 +221,16 @@ def test_values_that_are_not_finite_stop_it_at_once(mapping, bad, where, tempera
     try:
         result = anneal(points, centers, mapping=mapping, temperature=temperature)
     except ValueError as error:
-        assert "temperature" in str(error) or where in str(error)  # noqa: PT017
+        assert where in str(error)  # noqa: PT017
         return
     assert result.stop_reason is StopReason.NOT_FINITE
     assert len(result.history) <= 2
 
 
-def test_overflow_stops_it():
+def test_overflow_of_squared_distances_stops_it():
     points = normal(20, 2).float() * 1e30
     result = anneal(points, points[:3], temperature=0.0)
-    assert result.stop_reason is not StopReason.CONVERGED or math.isfinite(result.inertia)
+    assert result.stop_reason is StopReason.NOT_FINITE
 
 
 # Empty centers
@@ -566,11 +563,11 @@ def test_memory_layout_has_no_influence(layout, dtype):
 
 @each_mapping
 def test_more_clusters_never_leave_more_inertia(mapping):
-    points = normal(60, 2)
+    points = normal(40, 2)
     best = []
-    for k in range(1, 9):
+    for k in range(1, 7):
         starts = (
-            entmeans.kmeans_plusplus(points, k, generator=generator(seed)) for seed in range(8)
+            entmeans.kmeans_plusplus(points, k, generator=generator(seed)) for seed in range(5)
         )
         best.append(min(anneal(points, start, mapping=mapping).inertia for start in starts))
     assert best == sorted(best, reverse=True)

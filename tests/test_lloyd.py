@@ -20,7 +20,7 @@ DATA = {
     "iris": (lambda: datasets.load_iris().data, 3),
     "wine": (lambda: datasets.load_wine().data, 3),
     "breast_cancer": (lambda: datasets.load_breast_cancer().data, 10),
-    "china": (lambda: china(20_000), 16),
+    "china": (lambda: china(20_000), 8),
 }
 
 

@@ -78,7 +78,7 @@ def _reported() -> Iterator[None]:
     console = Console(stderr=True)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that knows no "≤" shows "?"
+            stream.reconfigure(errors="replace")  # names that it cannot write show "?"
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")
@@ -160,7 +160,7 @@ def fit(
         ),
     ] = None,
 ) -> None:
-    """Find clusters, watch them freeze, and compare with scikit-learn's KMeans (default settings)."""
+    """Find clusters, watch them freeze, and compare with scikit-learn's default KMeans."""
     console = Console(highlight=False)
     table = read_table(data, _split(columns), label_column)
     _introduce(console, table)

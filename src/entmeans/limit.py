@@ -58,7 +58,8 @@ def free_energy_bounds(
     weight = weights(sample_weight, points).to(upper.dtype)
     share = {"none": weight, "sum": weight.sum(), "mean": torch.ones_like(upper)}[reduction]
     entropy = get_mapping(mapping).max_entropy(len(centers))
-    return (upper - temperature * entropy * share if entropy else upper), upper
+    gap = torch.where(share == 0, 0.0, temperature * share) * entropy
+    return (upper - gap if entropy else upper), upper
 
 
 def hardening_temperature(
@@ -92,7 +93,7 @@ def hardening_temperature(
     """
     rule = get_mapping(mapping)
     margins = nearest(points, centers).margins
-    if rule is HARD:
+    if rule is HARD or len(centers) == 1:
         return margins.new_tensor(math.inf)
     present = weights(sample_weight, points) > 0
     return smallest(torch.where(present, margins, math.inf)) / rule.one_hot_margin

@@ -325,23 +325,31 @@ def nearest(points: Tensor, centers: Tensor) -> Nearest:
     return Nearest(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
-def _scores(points: Tensor, centers: Tensor) -> Tensor:
-    """d_ij (n, K) up to a constant in each row."""
+def _scores(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
+    """d_ij (n, K) up to a constant in each row, and the largest rounding error in each row."""
     if points.shape[1] <= DIFFERENCES:
         axes = zip(points.unbind(-1), centers.unbind(-1), strict=True)
-        return functools.reduce(operator.add, ((x.unsqueeze(-1) - c).square() for x, c in axes))
-    return torch.addmm(centers.square().sum(-1), points, centers.T, alpha=-2)
+        squares = [(x.unsqueeze(-1) - c).square() for x, c in axes]
+        return functools.reduce(operator.add, squares), points.new_zeros(len(points), 1)
+    size = points.detach().norm(dim=-1, keepdim=True)
+    reach = centers.detach().norm(dim=-1).amax()
+    rounding = 2 * torch.finfo(points.dtype).eps * points.shape[1] ** 0.5
+    scores = torch.addmm(centers.square().sum(-1), points, centers.T, alpha=-2)
+    return scores, rounding * (size + reach) * reach
 
 
 def _distances(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """d_ij = near_i + gap_ij with gap >= 0, exactly 0 at the label.
 
     Differences give near_i, which would cancel to nothing in an expanded square; the scores give
-    the gaps, in which ||x_i||^2 cancels before it is ever added.
+    the gaps, in which ||x_i||^2 cancels before it is ever added.  Scores within rounding of the
+    lowest are a tie: equal centers get equal gaps, whatever the order in which a product is summed.
     """
-    scores = _scores(points, centers)
-    labels = scores.argmin(-1)
+    scores, rounding = _scores(points, centers)
+    tied = scores.detach() - scores.detach().amin(-1, keepdim=True) <= rounding
+    labels = tied.byte().argmax(-1)
     gaps = scores - scores.gather(-1, labels.unsqueeze(-1))  # (n, K)
+    gaps = gaps - torch.where(tied, gaps.detach(), 0.0)  # 0 in value, not in its derivative
     near = (points - centers[labels]).square().sum(-1)  # (n,)
     return near, gaps, labels
 
@@ -385,8 +393,8 @@ def _chunk_statistics(
         moment=wide(wp.T @ x) + mass.unsqueeze(-1) * wide(shift),
         distortion=wide(wp.T @ near + (wp * gaps).sum(0)),
         removal_cost=torch.zeros_like(mass).index_add(0, labels, wide(cost)),
-        free_energy=wide(weight * free).sum(),
-        inertia=wide(weight * near).sum(),
+        free_energy=reduce(wide(free), wide(weight), "sum"),
+        inertia=reduce(wide(near), wide(weight), "sum"),
         hard_mass=wide(torch.where(hard, weight, 0.0)).sum(),
         smallest_margin=smallest(torch.where(present, margin, math.inf)),
     )
@@ -473,7 +481,8 @@ def wide(values: Tensor) -> Tensor:
 
 def reduce(terms: Tensor, weight: Tensor, reduction: str) -> Tensor:
     """Weighted terms (N,) as they are, their sum, or their mean, in the dtype of the terms."""
-    weighted = weight * terms
+    # At infinite temperature a term may be -inf, which must not count where the weight is 0.
+    weighted = torch.where((weight == 0) & terms.isinf(), 0.0, weight * terms)
     if reduction == "none":
         return weighted
     if reduction == "sum":
@@ -538,7 +547,13 @@ def _limit(mapping: str | Mapping, temperature: float | Tensor) -> tuple[Mapping
 
 def check_temperature(value: float | Tensor, name: str = "temperature") -> float:
     """The number, if it is a temperature."""
-    number = float(value)
+    if isinstance(value, Tensor):
+        value = value.detach()
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
+        raise TypeError(f"{name} must be one number, got {shown!r}.") from error
     if not number >= 0:
         raise ValueError(f"{name} must be 0 or more, in units of squared distance, got {number}.")
     return number
