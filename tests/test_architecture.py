@@ -12,8 +12,18 @@ import entmeans
 PACKAGE = Path(entmeans.__file__).parent
 # A module may import those before it.
 ORDER = (
-    *("mappings", "schedules", "step", "limit", "kernels", "seeding", "fit", "functional"),
-    *("nn", "estimators", "io", "plots", "paper", "cli"),
+    *(
+        "inputs",
+        "mappings",
+        "schedules",
+        "step",
+        "limit",
+        "kernels",
+        "seeding",
+        "fit",
+        "functional",
+    ),
+    *("nn", "estimators", "tables", "io", "plots", "paper", "cli"),
 )
 CORE = ORDER[: ORDER.index("functional")]
 SOURCES = sorted(PACKAGE.rglob("*.py"))

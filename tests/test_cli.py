@@ -17,10 +17,11 @@ from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from typer.testing import CliRunner
 
 import entmeans.cli
-import entmeans.io
+import entmeans.tables
 from entmeans import EntMeans, Step
 from entmeans.cli import app
-from entmeans.io import load_model, read_table
+from entmeans.io import load_model
+from entmeans.tables import read_table
 
 
 def run(*arguments, code=0):
@@ -212,7 +213,7 @@ class TestFiles:
     def test_photograph_is_recolored(self, tmp_path, monkeypatch):
         photograph = read_table("china")
         small = photograph.values.reshape(427, 640, 3)[::10, ::10]
-        little = entmeans.io.Table(
+        little = entmeans.tables.Table(
             small.reshape(-1, 3), photograph.columns, True, "china", image_shape=small.shape[:2]
         )
         monkeypatch.setattr(entmeans.cli, "read_table", lambda *_: little)

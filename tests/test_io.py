@@ -17,17 +17,15 @@ from safetensors.torch import save_file
 
 from entmeans import MAPPINGS, EntMeans, Step
 from entmeans.io import (
-    BUILT_IN,
     FORMAT_VERSION,
-    InputError,
     Model,
     Scaling,
     load_model,
-    read_table,
     save_model,
     write_history,
     write_labels,
 )
+from entmeans.tables import BUILT_IN, InputError, read_table
 
 FLOWERS = "long,wide,kind\n5.1,3,setosa\n7,3.2,virginica\n6.3,3.3,virginica\n"
 

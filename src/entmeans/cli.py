@@ -32,18 +32,9 @@ try:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    from .io import (
-        BUILT_IN,
-        Model,
-        Scaling,
-        Table,
-        load_model,
-        read_table,
-        save_model,
-        write_history,
-        write_labels,
-    )
+    from .io import Model, Scaling, load_model, save_model, write_history, write_labels
     from .plots import percent, plot_fit, plot_recolored, three_digits
+    from .tables import BUILT_IN, Table, read_table
 except ModuleNotFoundError as error:
     missing = str(error.name).partition(".")[0]
     raise SystemExit(f'The command line needs {missing}: pip install "entmeans[cli]"') from None

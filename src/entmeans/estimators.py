@@ -23,10 +23,11 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from .fit import FitResult, Step, StopReason, anneal
+from .inputs import checked_weights, computed_in
 from .mappings import Mapping, get_mapping
 from .schedules import Schedule, get_schedule
 from .seeding import kmeans_plusplus, random_centers
-from .step import HALF, checked_weights, inertia, nearest, responsibilities, rows, squared_distances
+from .step import inertia, nearest, responsibilities, rows, squared_distances
 
 SEEDING = {"k-means++": kmeans_plusplus, "random": random_centers}
 
@@ -309,7 +310,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
         """Samples as a finite tensor (n_samples, n_features) of float32 or float64."""
         if isinstance(X, Tensor):
             self._check_tensor(X, reset)
-            points = _floating(X.detach()).contiguous()
+            points = X.detach().to(computed_in(X.dtype)).contiguous()
         else:
             X = _native(X)
             kept = [np.float64, np.float32]
@@ -398,13 +399,6 @@ def _is(value: Any, kind: type, lowest: float) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool) and bool(value >= lowest)  # type: ignore[operator]
 
 
-def _floating(values: Tensor) -> Tensor:
-    """Floating-point: half precision as float32, integers as float64, the rest as it is."""
-    if values.dtype in HALF:
-        return values.float()
-    return values if values.is_floating_point() else values.double()
-
-
 def _native(values: Any) -> Any:
     """Values; an array in foreign byte order, which torch cannot hold, in that of this machine."""
     if isinstance(values, np.ndarray) and not values.dtype.isnative:
@@ -415,7 +409,7 @@ def _native(values: Any) -> Any:
 def _tensor(values: Any) -> Tensor:
     """A floating-point tensor of anything array-like, without a copy where none is needed."""
     if isinstance(values, Tensor):
-        return _floating(values.detach())
+        return values.detach().to(computed_in(values.dtype))
     array = _native(np.asarray(values))
     if array.dtype not in (np.float64, np.float32):
         array = array.astype(np.float64)

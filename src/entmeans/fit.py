@@ -11,22 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .inputs import check_temperature, checked_weights, same_kind, wide
 from .limit import hardening_temperature
 from .mappings import HARD, Mapping, get_mapping
 from .schedules import Schedule, get_schedule
 from .seeding import nearer
-from .step import (
-    Statistics,
-    check_temperature,
-    checked_weights,
-    free_energy,
-    inertia,
-    nearest,
-    reduce,
-    same_kind,
-    statistics,
-    wide,
-)
+from .step import Statistics, free_energy, inertia, nearest, reduce, statistics
 
 FIRST_TEMPERATURE = {"entmax15": 1.5, "softmax": 0.5, "sparsemax": 1.5, "hard": 0.0}
 """The default first temperature, in mean squared distances to the initial centers."""

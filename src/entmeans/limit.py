@@ -7,18 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from .inputs import check_temperature, same_kind, weights, wide
 from .mappings import HARD, Mapping, get_mapping
-from .step import (
-    check_temperature,
-    inertia,
-    nearest,
-    rows,
-    same_kind,
-    smallest,
-    statistics,
-    weights,
-    wide,
-)
+from .step import inertia, nearest, rows, smallest, statistics
 
 
 def free_energy_bounds(

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .inputs import computed_in
+
 
 class Mapping:
     """One mapping: probabilities, their Jacobian, the entropy, and when the result is one-hot.
@@ -266,7 +268,7 @@ def _along(x: Tensor, dim: int, mapping: Mapping) -> Tensor:
         raise IndexError(f"dim={dim} is out of range for x of shape {tuple(x.shape)}.")
     if x.ndim == 0 or x.shape[dim] == 0:
         raise ValueError(f"x must hold at least one score along dim={dim}, got {tuple(x.shape)}.")
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = x.to(computed_in(x.dtype))
     return probabilities(wide.movedim(dim, -1), mapping).movedim(-1, dim).to(x.dtype)
 
 

@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from .step import checked_weights, rows, same_kind, wide
+from .inputs import checked_weights, same_kind, wide
+from .step import rows
 
 
 class Sampler:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .inputs import check_temperature, same_kind, weights, wide
 from .mappings import HARD, Mapping, get_mapping, probabilities
 
 CHUNK_ELEMENTS = 2**18
@@ -27,8 +28,6 @@ CHUNK_ELEMENTS = 2**18
 
 DIFFERENCES = 3
 """Up to this many features all distances are computed from differences: exact, and as fast."""
-
-HALF = (torch.float16, torch.bfloat16)
 
 
 def squared_distances(points: Tensor, centers: Tensor) -> Tensor:
@@ -474,11 +473,6 @@ def common_shift(centers: Tensor) -> Tensor:
     return torch.where(grid > 0, (mean / grid).round() * grid, mean)
 
 
-def wide(values: Tensor) -> Tensor:
-    """In the dtype that sums over many points are kept in."""
-    return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
-
-
 def reduce(terms: Tensor, weight: Tensor, reduction: str) -> Tensor:
     """Weighted terms (N,) as they are, their sum, or their mean, in the dtype of the terms."""
     # At infinite temperature a term may be -inf, which must not count where the weight is 0.
@@ -492,68 +486,7 @@ def reduce(terms: Tensor, weight: Tensor, reduction: str) -> Tensor:
     raise ValueError(f'reduction={reduction!r} is unknown: use "mean", "sum" or "none".')
 
 
-def same_kind(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
-    """Points and centers in one dtype: integers in float64, half precision in float32."""
-    for name, value in (("points", points), ("centers", centers)):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}.")
-        if value.ndim != 2:
-            raise ValueError(f"{name} must have shape (n, n_features), got {tuple(value.shape)}.")
-        if value.is_complex():
-            raise TypeError(f"{name} must be real, got {value.dtype}.")
-    if points.shape[1] != centers.shape[1] or 0 in centers.shape:
-        raise ValueError(
-            f"points {tuple(points.shape)} and centers {tuple(centers.shape)} do not fit: both "
-            "need the same number of features, and there must be at least one center."
-        )
-    dtype = torch.promote_types(points.dtype, centers.dtype)
-    dtype = torch.float32 if dtype in HALF else dtype if dtype.is_floating_point else torch.float64
-    return points.to(dtype), centers.to(dtype)
-
-
-def weights(sample_weight: Tensor | None, points: Tensor) -> Tensor:
-    """Weights (N,) in the dtype of the points; all 1 where none are given."""
-    if sample_weight is None:
-        return points.new_ones(len(points))
-    if not isinstance(sample_weight, Tensor):
-        raise TypeError(
-            f"sample_weight must be a torch tensor, got {type(sample_weight).__name__}."
-        )
-    if sample_weight.shape != points.shape[:1]:
-        raise ValueError(
-            f"sample_weight must have shape ({len(points)},), one weight for each point, "
-            f"got {tuple(sample_weight.shape)}."
-        )
-    return sample_weight.to(points.dtype)
-
-
-def checked_weights(sample_weight: Tensor | None, points: Tensor) -> Tensor:
-    """`weights` whose values are looked at too: finite, not negative, not all zero."""
-    weight = weights(sample_weight, points)
-    low, high = (v.item() for v in weight.aminmax())
-    if not (low >= 0 and 0 < high < math.inf):
-        raise ValueError(
-            "sample_weight must hold finite numbers of 0 or more, not all zero: its smallest is "
-            f"{low}, its largest {high}."
-        )
-    return weight
-
-
 def _limit(mapping: str | Mapping, temperature: float | Tensor) -> tuple[Mapping, float | Tensor]:
     """The mapping and temperature to compute with: at T = 0 every mapping is the hard one."""
     rule = get_mapping(mapping)
     return (HARD if check_temperature(temperature) == 0 else rule), temperature
-
-
-def check_temperature(value: float | Tensor, name: str = "temperature") -> float:
-    """The number, if it is a temperature."""
-    if isinstance(value, Tensor):
-        value = value.detach()
-    try:
-        number = float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
-        raise TypeError(f"{name} must be one number, got {shown!r}.") from error
-    if not number >= 0:
-        raise ValueError(f"{name} must be 0 or more, in units of squared distance, got {number}.")
-    return number

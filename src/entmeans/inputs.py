@@ -1,0 +1,81 @@
+"""What functions ask of their inputs, checked once at the door, and the dtypes to compute in."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    """float32 for half precision, float64 for integers, and any other dtype itself."""
+    if dtype in (torch.float16, torch.bfloat16):
+        return torch.float32
+    return dtype if dtype.is_floating_point else torch.float64
+
+
+def same_kind(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
+    """Points and centers in one dtype: integers in float64, half precision in float32."""
+    for name, value in (("points", points), ("centers", centers)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}.")
+        if value.ndim != 2:
+            raise ValueError(f"{name} must have shape (n, n_features), got {tuple(value.shape)}.")
+        if value.is_complex():
+            raise TypeError(f"{name} must be real, got {value.dtype}.")
+    if points.shape[1] != centers.shape[1] or 0 in centers.shape:
+        raise ValueError(
+            f"points {tuple(points.shape)} and centers {tuple(centers.shape)} do not fit: both "
+            "need the same number of features, and there must be at least one center."
+        )
+    dtype = torch.promote_types(points.dtype, centers.dtype)
+    dtype = computed_in(dtype)
+    return points.to(dtype), centers.to(dtype)
+
+
+def weights(sample_weight: Tensor | None, points: Tensor) -> Tensor:
+    """Weights (N,) in the dtype of the points; all 1 where none are given."""
+    if sample_weight is None:
+        return points.new_ones(len(points))
+    if not isinstance(sample_weight, Tensor):
+        raise TypeError(
+            f"sample_weight must be a torch tensor, got {type(sample_weight).__name__}."
+        )
+    if sample_weight.shape != points.shape[:1]:
+        raise ValueError(
+            f"sample_weight must have shape ({len(points)},), one weight for each point, "
+            f"got {tuple(sample_weight.shape)}."
+        )
+    return sample_weight.to(points.dtype)
+
+
+def checked_weights(sample_weight: Tensor | None, points: Tensor) -> Tensor:
+    """`weights` whose values are looked at too: finite, not negative, not all zero."""
+    weight = weights(sample_weight, points)
+    low, high = (v.item() for v in weight.aminmax())
+    if not (low >= 0 and 0 < high < math.inf):
+        raise ValueError(
+            "sample_weight must hold finite numbers of 0 or more, not all zero: its smallest is "
+            f"{low}, its largest {high}."
+        )
+    return weight
+
+
+def check_temperature(value: float | Tensor, name: str = "temperature") -> float:
+    """The number, if it is a temperature."""
+    if isinstance(value, Tensor):
+        value = value.detach()
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
+        raise TypeError(f"{name} must be one number, got {shown!r}.") from error
+    if not number >= 0:
+        raise ValueError(f"{name} must be 0 or more, in units of squared distance, got {number}.")
+    return number
+
+
+def wide(values: Tensor) -> Tensor:
+    """In the dtype that sums over many points are kept in."""
+    return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
