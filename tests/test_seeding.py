@@ -152,7 +152,7 @@ def chi_square(counts: Tensor, probabilities: Tensor) -> float:
     return ((counts - wanted)[possible].square() / wanted[possible]).sum().item()
 
 
-def frequencies(draw, points: Tensor, draws: int = 4000) -> Tensor:
+def frequencies(draw, points: Tensor, draws: int = 2000) -> Tensor:
     """How often each ordered pair of points is drawn, with a fixed seed for each draw."""
     counts = torch.zeros(len(points), len(points), dtype=torch.float64)
     for seed in range(draws):
