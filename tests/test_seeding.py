@@ -229,6 +229,11 @@ def test_nearer_is_exact_for_equal_points_at_any_offset():
 
 
 @each_seeding
+def test_centers_are_drawn_not_differentiated(seed_centers):
+    assert not seed_centers(normal(20, 2).requires_grad_(), 3).requires_grad
+
+
+@each_seeding
 def test_integers_and_half_precision_are_accepted(seed_centers):
     points = torch.arange(20).reshape(10, 2)
     assert seed_centers(points, 3, generator=generator(0)).dtype == torch.float64

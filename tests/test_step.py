@@ -333,6 +333,35 @@ def test_blobs_far_from_the_origin_separate_in_float32():
         assert torch.equal(p, torch.eye(2)[blob])
 
 
+@pytest.mark.parametrize("d", [1, 3, 4, 8, 32])
+@pytest.mark.parametrize("far", [1e2, 1e4, 1e6])
+def test_one_center_far_away_does_not_blur_the_others_in_float32(d, far):
+    centers = 3 * torch.arange(-4.0, 6.0)[:, None] + 0.1 * normal(10, d, dtype=torch.float32)
+    centers[9] = far
+    label = torch.arange(9).repeat_interleave(20)
+    points = centers[label] + 0.1 * normal(180, d, seed=1, dtype=torch.float32)
+    assert torch.equal(entmeans.nearest(points, centers).labels, label)
+    mass = entmeans.statistics(points, centers, 0.1).mass
+    assert mass.tolist() == pytest.approx([20.0] * 9 + [0.0], rel=1e-5)
+
+
+@each_dtype
+@pytest.mark.parametrize(("n", "k", "d"), [(300_000, 2, 2), (100_000, 1, 30), (5000, 50, 20)])
+def test_the_number_of_threads_changes_no_bit(dtype, n, k, d):
+    points, centers = normal(n, d, dtype=dtype), normal(k, d, seed=1, dtype=dtype)
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found = entmeans.statistics(points, centers, 5.0)
+            results.append((found, entmeans.free_energy(points, centers, 5.0)))
+    finally:
+        torch.set_num_threads(threads)
+    (one, loss_one), (two, loss_two) = results
+    assert equal(one, two)
+    assert torch.equal(loss_one, loss_two)
+
+
 @each_soft_mapping
 @each_dtype
 @pytest.mark.parametrize("temperature", [1e-30, 1e-6, 1.0, 1e30, math.inf])
@@ -409,6 +438,25 @@ def test_equal_centers_share_alike_and_ties_go_to_the_lowest_index(name):
     for mapping in SOFT:
         p = entmeans.responsibilities(points, twice, 1e-30, mapping)
         assert torch.equal(p[:, :k], p[:, k:])
+
+
+@each_dtype
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("offset", [0, 1000])
+def test_ties_of_whole_numbers_are_exact(dtype, d, offset):
+    generator = torch.Generator().manual_seed(d)
+    points, centers = (
+        torch.randint(0, 5, (n, d), generator=generator).to(dtype) + offset for n in (300, 7)
+    )
+    distances = oracle.squared_distances(points, centers)
+    found = entmeans.nearest(points, centers)
+    assert found.labels.tolist() == oracle.labels(distances).tolist()
+    assert found.margins.tolist() == oracle.margins(distances).tolist()
+    assert (found.margins == 0).sum() > 5
+    for mapping in SOFT:
+        p = entmeans.responsibilities(points, centers, 1e-30, mapping)
+        tied = distances == distances.min(1, keepdims=True)
+        assert_within(p, tied / tied.sum(1, keepdims=True), 4 * torch.finfo(dtype).eps)
 
 
 # Invariants
@@ -815,7 +863,9 @@ def test_more_than_2_to_the_31_scores_are_no_special_case(monkeypatch):
         assert entmeans.free_energy(points, centers, 1.0, reduction="none").shape == (n,)
 
 
-@pytest.mark.parametrize("module", ["mappings", "step", "limit", "schedules", "seeding", "fit"])
+@pytest.mark.parametrize(
+    "module", ["inputs", "mappings", "schedules", "step", "limit", "seeding", "fit"]
+)
 def test_nothing_is_moved_off_the_device_of_the_inputs(module):
     source = Path(step.__file__).with_name(f"{module}.py").read_text()
     assert not re.search(r"\.cpu\(|\.numpy\(|\.cuda\(|to\(['\"]cpu", source)

@@ -223,7 +223,9 @@ def predict(
     console.print(_counts(np.bincount(labels, minlength=estimator.n_clusters)))
     if shares is not None:
         used = estimator.final_temperature if temperature is None else temperature
-        console.print(_softness(shares, used), soft_wrap=True)
+        tensors = torch.as_tensor(points), torch.as_tensor(estimator.cluster_centers_)
+        hard = statistics(*tensors, used, estimator.mapping).hard_mass.item() / len(points)
+        console.print(_softness(shares, used, hard), soft_wrap=True)
 
 
 def _split(columns: str | None) -> list[str] | None:
@@ -391,11 +393,11 @@ def _counts(sizes: NDArray[np.intp]) -> Columns:
     )
 
 
-def _softness(shares: NDArray[Any], temperature: float) -> str:
-    largest = shares.max(1)
+def _softness(shares: NDArray[Any], temperature: float, hard: float) -> str:
+    largest = shares.max(1).mean()
     return (
-        f"At T = {three_digits(temperature)} the largest share is {largest.mean():.3f} on average; "
-        f"{percent((largest == 1).mean())} of the rows are exactly hard."
+        f"At T = {three_digits(temperature)} the largest share is {largest:.3f} on average; "
+        f"{percent(hard)} of the rows are exactly hard."
     )
 
 

@@ -27,7 +27,7 @@ from .inputs import checked_weights, computed_in
 from .mappings import Mapping, get_mapping
 from .schedules import Schedule, get_schedule
 from .seeding import kmeans_plusplus, random_centers
-from .step import inertia, nearest, responsibilities, rows, squared_distances
+from .step import inertia, joined, nearest, responsibilities, rows, squared_distances
 
 SEEDING = {"k-means++": kmeans_plusplus, "random": random_centers}
 
@@ -143,7 +143,12 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
         """
         model = cls(**parameters)
         points = model._points(centers, "centers", reset=True)
+        if parameters.get("n_clusters", len(points)) != len(points):
+            raise ValueError(
+                f"n_clusters={model.n_clusters} does not fit the {len(points)} centers given."
+            )
         model.n_clusters = len(points)
+        model._check_parameters()
         model.cluster_centers_ = _like(centers, points.clone())
         return model
 
@@ -155,13 +160,14 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
         X : array, frame or tensor of shape (n_samples, n_features)
         y : ignored
         sample_weight : array of shape (n_samples,), optional
-            Weights >= 0.  A weight of k equals k copies of the sample; 0 leaves it out.
+            Weights >= 0, used in the dtype of ``X``.  A weight of k equals k copies of the
+            sample; 0 leaves it out.
 
         Returns
         -------
         self
         """
-        return self._fit(X, sample_weight, print_step if self.verbose else None)
+        return self._fit(X, sample_weight)
 
     @torch.no_grad()
     def _fit(
@@ -175,6 +181,8 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
                 "samples or ask for fewer clusters."
             )
         weight = _weights(sample_weight, points)
+        if on_step is None and self.verbose:
+            on_step = print_step
         best: FitResult | None = None
         for centers in self._starts(X, points, weight):
             result = anneal(
@@ -189,7 +197,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
                 tol=self.tol,
                 on_step=on_step,
             )
-            if best is None or result.free_energy < best.free_energy:
+            if best is None or not best.free_energy <= result.free_energy:
                 best = result
         assert best is not None
         if best.stop_reason is StopReason.NOT_FINITE:
@@ -203,9 +211,14 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
         self.history_ = best.history
         found = len(best.labels.unique())
         if found < self.n_clusters:
+            reason = (
+                "centers that merged at a high final_temperature"
+                if self.final_temperature
+                else "duplicate points in X"
+            )
             warnings.warn(
                 f"Number of distinct clusters ({found}) found smaller than n_clusters "
-                f"({self.n_clusters}). Possibly due to duplicate points in X.",
+                f"({self.n_clusters}). Possibly due to {reason}.",
                 ConvergenceWarning,
                 stacklevel=4,
             )
@@ -213,11 +226,11 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
 
     def fit_predict(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Fit, then the label of each sample: ``labels_``."""
-        return self.fit(X, sample_weight=sample_weight).labels_
+        return self._fit(X, sample_weight).labels_
 
     def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Fit, then the distance of each sample to each center."""
-        return self.fit(X, sample_weight=sample_weight).transform(X)
+        return self._fit(X, sample_weight).transform(X)
 
     @torch.no_grad()
     def predict(self, X: Any) -> Any:
@@ -237,17 +250,18 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
         """
         points, centers = self._fitted(X)
         temperature = self.final_temperature if temperature is None else temperature
-        parts = [
-            responsibilities(x, centers, temperature, self.mapping) for x in rows(points, centers)
-        ]
-        return _like(X, torch.cat(parts))
+        chunks = (
+            (responsibilities(x, centers, temperature, self.mapping),)
+            for x in rows(points, centers)
+        )
+        return _like(X, joined(chunks, len(points))[0])
 
     @torch.no_grad()
     def transform(self, X: Any) -> Any:
         """The Euclidean distance of each sample to each center, (n_samples, n_clusters)."""
         points, centers = self._fitted(X)
-        parts = [squared_distances(x, centers).sqrt_() for x in rows(points, centers)]
-        return _like(X, torch.cat(parts))
+        chunks = ((squared_distances(x, centers).sqrt_(),) for x in rows(points, centers))
+        return _like(X, joined(chunks, len(points))[0])
 
     @torch.no_grad()
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
@@ -290,7 +304,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
 
     def _given(self, centers: Any, points: Tensor) -> Tensor:
         """Initial centers from the user, in the dtype and on the device of the points."""
-        given = _tensor(centers).to(points, copy=True)
+        given = _tensor(centers, "init").to(points, copy=True)
         shape = (self.n_clusters, points.shape[1])
         if tuple(given.shape) != shape:
             raise ValueError(
@@ -304,7 +318,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
         """The points of ``X`` and the centers on the same device."""
         check_is_fitted(self, "cluster_centers_")
         points = self._points(X, "X", reset=False)
-        return points, _tensor(self.cluster_centers_).to(points.device)
+        return points, _tensor(self.cluster_centers_, "cluster_centers_").to(points.device)
 
     def _points(self, X: Any, name: str, *, reset: bool) -> Tensor:
         """Samples as a finite tensor (n_samples, n_features) of float32 or float64."""
@@ -318,10 +332,14 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
                 validate_data(self, X, reset=reset, dtype=kept, order="C", ensure_all_finite=False)
             )
         _check_finite(points, name)
+        if reset:
+            _check_scale(points, name)
         return points
 
     def _check_tensor(self, X: Tensor, reset: bool) -> None:
         """What `validate_data` checks of an array."""
+        if X.layout is not torch.strided:
+            raise TypeError("Sparse data was passed, but dense data is required: use X.to_dense().")
         if X.is_complex():
             raise ValueError(f"Complex data not supported: X is a tensor of {X.dtype}.")
         if X.ndim != 2:
@@ -406,14 +424,19 @@ def _native(values: Any) -> Any:
     return values
 
 
-def _tensor(values: Any) -> Tensor:
+def _tensor(values: Any, name: str) -> Tensor:
     """A floating-point tensor of anything array-like, without a copy where none is needed."""
     if isinstance(values, Tensor):
         return values.detach().to(computed_in(values.dtype))
-    array = _native(np.asarray(values))
-    if array.dtype not in (np.float64, np.float32):
-        array = array.astype(np.float64)
-    return from_dlpack(np.ascontiguousarray(array))
+    try:
+        array = _native(np.asarray(values))
+        if array.dtype not in (np.float64, np.float32):
+            array = array.astype(
+                np.float64, casting="unsafe" if array.dtype == object else "same_kind"
+            )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must hold real numbers: {error}.") from None
+    return from_dlpack(np.asarray(array, order="C"))
 
 
 def _like(X: Any, values: Tensor) -> Any:
@@ -425,8 +448,19 @@ def _weights(sample_weight: Any, points: Tensor) -> Tensor | None:
     """Finite weights >= 0 (n_samples,) in the dtype and on the device of the points."""
     if sample_weight is None:
         return None
-    weight = _tensor(sample_weight).to(points)
+    weight = _tensor(sample_weight, "sample_weight").to(points)
     return checked_weights(weight.expand(len(points)) if weight.ndim == 0 else weight, points)
+
+
+def _check_scale(points: Tensor, name: str) -> None:
+    """Reject values whose squared distances all underflow."""
+    largest = torch.stack(points.aminmax()).abs().amax().item()
+    kind = torch.finfo(points.dtype)
+    if 0 < largest < math.sqrt(kind.tiny / kind.eps):
+        raise ValueError(
+            f"{name} holds no value above {largest:.3g}, so that squared distances underflow "
+            f"{points.dtype}: scale it up, or use float64."
+        )
 
 
 def _check_finite(points: Tensor, name: str) -> None:

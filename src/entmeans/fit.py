@@ -11,15 +11,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .inputs import check_temperature, checked_weights, same_kind, wide
+from .inputs import check_count, check_temperature, checked_weights, same_kind, wide
 from .limit import hardening_temperature
-from .mappings import HARD, Mapping, get_mapping
+from .mappings import HARD, Hard, Mapping, get_mapping
 from .schedules import Schedule, get_schedule
 from .seeding import nearer
 from .step import Statistics, free_energy, inertia, nearest, reduce, statistics
 
 FIRST_TEMPERATURE = {"entmax15": 1.5, "softmax": 0.5, "sparsemax": 1.5, "hard": 0.0}
 """The default first temperature, in mean squared distances to the initial centers."""
+
+
+LOOK_AHEAD = 1000
+"""A schedule that stays where it is for so many steps has ended."""
 
 
 class StopReason(StrEnum):
@@ -31,11 +35,12 @@ class StopReason(StrEnum):
 
 
 class Step(NamedTuple):
-    """The record of one step.  All but the shift describe the centers before it.
+    """The record of one step.  All but the shift describe the centers before it
+    (where empty ones were relocated: after that).
 
     ``free_energy`` and ``inertia`` are sums over the points, ``shift`` is the largest distance
     that a center moved, ``hard_share`` the share of the weight whose responsibilities are exactly
-    one-hot.
+    one-hot, by their margins.
     """
 
     temperature: float
@@ -57,7 +62,7 @@ class FitResult:
     inertia : float
         The K-means objective of the centers: sum_i w_i min_j d_ij.
     free_energy : float
-        F_T of the centers at the last temperature, summed over the points.
+        F_T of the centers at the final temperature, summed over the points.
     hardening_temperature : float
         T* of the centers: up to it the soft network and K-means are the same map on these points.
     history : list of Step
@@ -133,6 +138,9 @@ def anneal(
     if temperature is None:
         temperature = reference_temperature(points, centers, rule, weight)
     check_temperature(temperature)
+    check_count(max_iter, "max_iter")
+    if not tol >= 0:
+        raise ValueError(f"tol={tol!r} is not valid: it must be a number of 0 or more.")
     rest = tol * _mean_variance(points, weight)
     rounding = (4 * torch.finfo(points.dtype).eps) ** 2
 
@@ -145,13 +153,14 @@ def anneal(
     history: list[Step] = []
     stop_reason = StopReason.MAX_ITER
     for step in range(max_iter):
-        start, now = centers, statistics(points, centers, at(step), rule, weight)
-        hard = at(step) == 0 or rule is HARD
+        t = at(step)
+        start, now = centers, statistics(points, centers, t, rule, weight)
+        hard = t == 0 or isinstance(rule, Hard)
         if hard and (now.mass == 0).any():
             start = relocate(points, centers, now.mass == 0, weight)
-            now = statistics(points, start, at(step), rule, weight)
+            now = statistics(points, start, t, rule, weight)
         moved = now.centers(start)
-        record, shift = _record(at(step), now, wide(moved - centers).square().sum(-1))
+        record, shift = _record(t, now, wide(moved - centers).square().sum(-1))
         history.append(record)
         if on_step is not None:
             on_step(record)
@@ -161,14 +170,15 @@ def anneal(
         centers = moved
         # Soft steps go on moving the centers by a unit of rounding for ever; hard ones end at 0.
         still = 0.0 if hard else rounding * centers.square().sum().item()
-        if shift <= max(rest, still) and all(at(s) == at(step) for s in range(step, max_iter)):
+        cooled = (at(later) == t for later in range(step + 1, step + 1 + LOOK_AHEAD))
+        if shift <= max(rest, still) and all(cooled):
             stop_reason = StopReason.CONVERGED
             break
-    return _result(points, centers, at(len(history)), rule, weight, history, stop_reason)
+    return _result(points, centers, final_temperature, rule, weight, history, stop_reason)
 
 
 def _record(temperature: float, now: Statistics, shifts: Tensor) -> tuple[Step, float]:
-    """The record of a step and the sum of its squared shifts (K,), read from the device once."""
+    """The record of a step, and the sum of its squared shifts (K,)."""
     share = now.hard_mass / now.mass.sum()
     scalars = (now.free_energy, now.inertia, shifts.amax().sqrt(), share, shifts.sum())
     *record, shift = torch.stack(scalars).tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -34,6 +34,23 @@ def same_kind(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
     return points.to(dtype), centers.to(dtype)
 
 
+def some_points(points: Tensor) -> Tensor:
+    """At least one point, in the dtype to compute in."""
+    if isinstance(points, Tensor) and points.ndim == 2 and 0 in points.shape:
+        raise ValueError(
+            f"points of shape {tuple(points.shape)} are empty: at least one is needed."
+        )
+    return same_kind(points, points[:1] if isinstance(points, Tensor) else points)[0]
+
+
+def check_count(value: int, name: str, lowest: int = 1) -> None:
+    """Reject what is not a whole number of at least the lowest."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < lowest:
+        raise ValueError(
+            f"{name}={value!r} is not valid: it must be an integer of {lowest} or more."
+        )
+
+
 def weights(sample_weight: Tensor | None, points: Tensor) -> Tensor:
     """Weights (N,) in the dtype of the points; all 1 where none are given."""
     if sample_weight is None:
@@ -54,10 +71,10 @@ def checked_weights(sample_weight: Tensor | None, points: Tensor) -> Tensor:
     """`weights` whose values are looked at too: finite, not negative, not all zero."""
     weight = weights(sample_weight, points)
     low, high = (v.item() for v in weight.aminmax())
-    if not (low >= 0 and 0 < high < math.inf):
+    if not (low >= 0 and 0 < high * len(points) < torch.finfo(weight.dtype).max):
         raise ValueError(
-            "sample_weight must hold finite numbers of 0 or more, not all zero: its smallest is "
-            f"{low}, its largest {high}."
+            "sample_weight must hold finite numbers of 0 or more, not all zero, whose sum does not "
+            f"overflow {weight.dtype}: its smallest is {low}, its largest {high}."
         )
     return weight
 
@@ -65,12 +82,14 @@ def checked_weights(sample_weight: Tensor | None, points: Tensor) -> Tensor:
 def check_temperature(value: float | Tensor, name: str = "temperature") -> float:
     """The number, if it is a temperature."""
     if isinstance(value, Tensor):
-        value = value.detach()
-    try:
-        number = float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
-        raise TypeError(f"{name} must be one number, got {shown!r}.") from error
+        if value.ndim:
+            raise TypeError(
+                f"{name} must be one number, got a tensor of shape {tuple(value.shape)}."
+            )
+        value = value.detach().item()
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} must be one number, got {value!r}.")
+    number = float(value)
     if not number >= 0:
         raise ValueError(f"{name} must be 0 or more, in units of squared distance, got {number}.")
     return number
@@ -78,4 +97,9 @@ def check_temperature(value: float | Tensor, name: str = "temperature") -> float
 
 def wide(values: Tensor) -> Tensor:
     """In the dtype that sums over many points are kept in."""
-    return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
+    return values.to(widest(values.device))
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """float64, or float32 on a device that has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -82,22 +82,22 @@ class Model:
     def read(self, source: str | Path) -> NDArray[Any]:
         """The points (N, D) of a table as the estimator wants them.
 
-            Columns are taken by name where the model and the table have names, otherwise by number.
+        Columns are taken by name where the model and the table have names, otherwise by number.
 
-            Raises
-            ------
-            InputError
-                If the table cannot be read, or does not have the columns of the model.
+        Raises
+        ------
+        InputError
+            If the table cannot be read, or does not have the columns of the model.
 
-            Examples
-            --------
-            >>> import entmeans
-            >>> from entmeans.io import Model
+        Examples
+        --------
+        >>> import entmeans
+        >>> from entmeans.io import Model
         >>> from entmeans.tables import read_table
-            >>> iris = read_table("iris")
-            >>> estimator = entmeans.EntMeans(3, random_state=0).fit(iris.values)
-            >>> Model(estimator, iris.columns).read("iris").shape
-            (150, 4)
+        >>> iris = read_table("iris")
+        >>> estimator = entmeans.EntMeans(3, random_state=0).fit(iris.values)
+        >>> Model(estimator, iris.columns).read("iris").shape
+        (150, 4)
         """
         table = open_table(source)
         values = finite_values(table, self._columns_in(table))
@@ -150,7 +150,7 @@ def save_model(where: str | Path, model: Model) -> Path:
     """
     estimator = model.estimator
     mapping = get_mapping(estimator.mapping)
-    if mapping not in MAPPINGS.values():
+    if type(mapping) is not type(MAPPINGS.get(mapping.name)):
         raise InputError(f"a model file can hold only the mappings {listed(MAPPINGS)}.")
     centers = torch.as_tensor(estimator.cluster_centers_).cpu().contiguous()
     tensors = {"centers": centers}

@@ -7,8 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-from .inputs import check_temperature, same_kind, weights, wide
-from .mappings import HARD, Mapping, get_mapping
+from .inputs import (
+    check_count,
+    check_temperature,
+    checked_weights,
+    same_kind,
+    some_points,
+    weights,
+    wide,
+)
+from .mappings import Hard, Mapping, get_mapping
 from .step import inertia, nearest, rows, smallest, statistics
 
 
@@ -44,6 +52,7 @@ def free_energy_bounds(
     >>> lower <= entmeans.free_energy(points, centers, temperature=2.0) <= upper
     tensor(True)
     """
+    points, centers = same_kind(points, centers)
     check_temperature(temperature)
     upper = inertia(points, centers, sample_weight, reduction)
     weight = weights(sample_weight, points).to(upper.dtype)
@@ -82,9 +91,10 @@ def hardening_temperature(
     >>> entmeans.hardening_temperature(points, centers)
     tensor(8.)
     """
+    points, centers = same_kind(points, centers)
     rule = get_mapping(mapping)
     margins = nearest(points, centers).margins
-    if rule is HARD or len(centers) == 1:
+    if isinstance(rule, Hard) or len(centers) == 1:
         return margins.new_tensor(math.inf)
     present = weights(sample_weight, points) > 0
     return smallest(torch.where(present, margins, math.inf)) / rule.one_hot_margin
@@ -167,13 +177,11 @@ def critical_temperature(
     tensor(4.)
     """
     rule = get_mapping(mapping)
-    if rule is HARD or n_clusters < 2:
-        raise ValueError(
-            "A critical temperature needs a soft mapping and n_clusters of 2 or more, got "
-            f"mapping={rule.name!r} and n_clusters={n_clusters}."
-        )
-    points, _ = same_kind(points, points[:1])
-    weight = weights(sample_weight, points)
+    if isinstance(rule, Hard):
+        raise ValueError("mapping='hard' has no critical temperature: use a soft one.")
+    check_count(n_clusters, "n_clusters", 2)
+    points = some_points(points)
+    weight = checked_weights(sample_weight, points)
     mean, total = _mean(points, weight)
     scatter = wide(torch.zeros_like(points[0]).outer(points[0]))
     for x, w in zip(*(rows(t, scatter) for t in (points, weight)), strict=True):

@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from .inputs import checked_weights, same_kind, wide
-from .step import rows
+from .inputs import check_count, checked_weights, some_points, wide, widest
+from .step import joined, rows
 
 
 class Sampler:
@@ -20,22 +20,23 @@ class Sampler:
 
     def __init__(self, points: Tensor, generator: torch.Generator | None) -> None:
         self.generator = generator or _fresh_generator()
+        self.like = points.new_empty(0, dtype=widest(points.device))
         direction = torch.randn(points.shape[1], dtype=torch.float64, generator=self.generator)
-        self.device = points.device
+        direction = direction.to(self.like)
         origin = points[:1]
-        self.order = torch.cat(
-            [wide(x - origin) @ wide(direction.to(self.device)) for x in rows(points, points[:1].T)]
-        ).argsort(stable=True)
+        along = ((wide(x - origin) @ direction,) for x in rows(points, origin))
+        self.order = joined(along, len(points))[0].argsort(stable=True)
 
     def draw(self, measure: Tensor, n: int = 1) -> Tensor:
         """Indices (n,) of points, independent draws; a point of measure 0 is never drawn."""
         cumulative = wide(measure)[self.order].cumsum(0)
-        u = torch.rand(n, dtype=torch.float64, generator=self.generator).to(self.device)
-        u = u.to(cumulative.dtype) * cumulative[-1]
+        u = torch.rand(n, dtype=torch.float64, generator=self.generator).to(self.like)
+        u = u * cumulative[-1]
         last = torch.searchsorted(cumulative, cumulative[-1:])
         return self.order[torch.searchsorted(cumulative, u, right=True).minimum(last)]
 
 
+@torch.no_grad()
 def kmeans_plusplus(
     points: Tensor,
     n_clusters: int,
@@ -77,10 +78,12 @@ def kmeans_plusplus(
     tensor([[0.],
             [9.]])
     """
-    points, _ = same_kind(points, points[:1])
+    check_count(n_clusters, "n_clusters")
+    points = some_points(points)
     weight = checked_weights(sample_weight, points)
     weight = weight / weight.amax()
     trials = 2 + int(math.log(n_clusters)) if n_local_trials is None else n_local_trials
+    check_count(trials, "n_local_trials")
     sampler = Sampler(points, generator)
     chosen = [points[sampler.draw(weight)]]  # (1, D)
     near = nearer(points, chosen[0])
@@ -94,6 +97,7 @@ def kmeans_plusplus(
     return torch.cat(chosen)
 
 
+@torch.no_grad()
 def random_centers(
     points: Tensor,
     n_clusters: int,
@@ -113,7 +117,8 @@ def random_centers(
     tensor([[0.],
             [9.]])
     """
-    points, _ = same_kind(points, points[:1])
+    check_count(n_clusters, "n_clusters")
+    points = some_points(points)
     weight = checked_weights(sample_weight, points)
     weight = weight / weight.amax()
     sampler = Sampler(points, generator)
@@ -126,7 +131,7 @@ def random_centers(
 
 def nearer(points: Tensor, center: Tensor, near: Tensor | None = None) -> Tensor:
     """Squared distances (N,) to the center (1, D), or ``near`` where that is smaller."""
-    found = torch.cat([_exact(x, center).squeeze(-1) for x in rows(points, center.T)])
+    found = joined(((_exact(x, center).squeeze(-1),) for x in rows(points, center)), len(points))[0]
     return found if near is None else torch.minimum(near, found)
 
 

@@ -11,9 +11,11 @@ temperature T in units of squared distance, p_ij = mapping(-d_i / T)_j, entropy 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -21,13 +23,18 @@ import torch
 from torch import Tensor
 
 from .inputs import check_temperature, same_kind, weights, wide
-from .mappings import HARD, Mapping, get_mapping, probabilities
+from .mappings import HARD, Hard, Mapping, get_mapping, probabilities
 
 CHUNK_ELEMENTS = 2**18
 """Largest number of scores (rows x centers) held at once: about the size of an L2 cache."""
 
 DIFFERENCES = 3
 """Up to this many features all distances are computed from differences: exact, and as fast."""
+
+
+# The threads of a parent do not exist in its fork: a child that waits for them waits for ever.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
 
 
 def squared_distances(points: Tensor, centers: Tensor) -> Tensor:
@@ -121,7 +128,8 @@ class Statistics:
     inertia : Tensor, scalar
         sum_i w_i min_j d_ij, the K-means objective.
     hard_mass : Tensor, scalar
-        The weight of the points whose responsibilities are exactly one-hot.
+        The weight of the points whose responsibilities are exactly one-hot, by their margins: for
+        softmax none, whatever rounds to zero.
     smallest_margin : Tensor, scalar
         Over the points with positive weight; infinite for one center or no points.
     """
@@ -317,11 +325,12 @@ def nearest(points: Tensor, centers: Tensor) -> Nearest:
     """
     points, centers = same_kind(points, centers)
     shift = common_shift(centers)
-    parts = []
-    for x in rows(points, centers):
+
+    def found(x: Tensor) -> tuple[Tensor, ...]:
         near, gaps, labels = _distances(x - shift, centers - shift)
-        parts.append((labels, near, _margins(gaps, labels)))
-    return Nearest(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        return labels, near, _margins(gaps, labels)
+
+    return Nearest(*joined(map(found, rows(points, centers)), len(points)))
 
 
 def _scores(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
@@ -360,12 +369,16 @@ def _margins(gaps: Tensor, labels: Tensor) -> Tensor:
 
 def _shares(gaps: Tensor, temperature: float | Tensor, mapping: Mapping) -> Tensor:
     """Responsibilities (n, K).  Only gaps matter: a constant in a row of scores has no effect."""
-    if mapping is HARD:
+    if isinstance(mapping, Hard):
         return probabilities(-gaps, HARD)
     # A positive temperature below the range of the dtype would turn 0 / T into NaN.
     tiny = torch.finfo(gaps.dtype).tiny
     if isinstance(temperature, Tensor):
-        return probabilities(gaps / -temperature.clamp_min(tiny), mapping)
+        # gaps / T^2, in the derivative, overflows at low T where every row is saturated: scores
+        # far below the top stop at a floor without mass, and 1 / T is differentiated by itself.
+        now = temperature.detach().clamp_min(tiny)
+        below = (gaps / now).clamp_max(1e4)
+        return probabilities(below * -(now / temperature.clamp_min(tiny)), mapping)
     return probabilities(gaps / -max(temperature, tiny), mapping)
 
 
@@ -385,7 +398,7 @@ def _chunk_statistics(
     margin = _margins(gaps, labels)
     present = weight > 0
     cost = torch.where(present, weight * margin, 0.0)
-    hard = margin >= mapping.one_hot_margin * (0.0 if mapping is HARD else temperature)
+    hard = margin >= mapping.one_hot_margin * (0.0 if isinstance(mapping, Hard) else temperature)
     free = _free(near, gaps, p, temperature, mapping)
     return Statistics(
         mass=mass,
@@ -418,12 +431,13 @@ class _FreeEnergy(torch.autograd.Function):
     @staticmethod
     def forward(points: Tensor, centers: Tensor, temperature: Tensor, mapping: Mapping) -> Tensor:
         shift = common_shift(centers)
-        terms = []
-        for x in rows(points, centers):
+
+        def term(x: Tensor) -> tuple[Tensor]:
             near, gaps, _ = _distances(x - shift, centers - shift)
             p = _shares(gaps, temperature, mapping)
-            terms.append(_free(near, gaps, p, temperature, mapping))
-        return torch.cat(terms)
+            return (_free(near, gaps, p, temperature, mapping),)
+
+        return joined(map(term, rows(points, centers)), len(points))[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -435,19 +449,22 @@ class _FreeEnergy(torch.autograd.Function):
         points, centers, temperature = ctx.saved_tensors
         shift = common_shift(centers)
         c = centers - shift
-        to_points = []
         to_centers = torch.zeros_like(wide(centers))
         to_temperature = torch.zeros_like(wide(temperature))
-        for x, g in zip(*(rows(t, centers) for t in (points, gradient)), strict=True):
+
+        def to_points(x: Tensor, g: Tensor) -> tuple[Tensor]:
+            nonlocal to_centers, to_temperature
             x = x - shift
             _, gaps, _ = _distances(x, c)
             p = _shares(gaps, temperature, ctx.mapping)
             gp = g.unsqueeze(-1) * p
             to_centers = to_centers + 2 * (wide(gp.sum(0)).unsqueeze(-1) * c - wide(gp.T @ x))
-            to_points.append(2 * g.unsqueeze(-1) * (x - p @ c))
             to_temperature = to_temperature - wide(g * ctx.mapping.entropy(p)).sum()
+            return (2 * g.unsqueeze(-1) * (x - p @ c),)
+
+        chunks = map(to_points, rows(points, centers), rows(gradient, centers))
         return (
-            torch.cat(to_points),
+            joined(chunks, len(points))[0],
             to_centers.to(centers.dtype),
             to_temperature.to(temperature.dtype),
             None,
@@ -457,6 +474,25 @@ class _FreeEnergy(torch.autograd.Function):
 def rows(values: Tensor, centers: Tensor) -> Iterator[Tensor]:
     """Consecutive chunks of rows, as many as keep rows x centers and rows x features in cache."""
     return iter(values.split(max(1, CHUNK_ELEMENTS // max(centers.shape))))
+
+
+def joined(chunks: Iterable[tuple[Tensor, ...]], n: int) -> tuple[Tensor, ...]:
+    """The results of consecutive chunks as tensors of n rows.
+
+    Each is copied into place as it comes: small results that stay between large temporaries would
+    keep the memory of those from being used again.
+    """
+    chunks = iter(chunks)
+    first = next(chunks)
+    if any(part.requires_grad for part in first):
+        return tuple(torch.cat(parts) for parts in zip(first, *chunks, strict=True))
+    whole = tuple(part.new_empty(n, *part.shape[1:]) for part in first)
+    start = 0
+    for chunk in itertools.chain([first], chunks):
+        for out, part in zip(whole, chunk, strict=True):
+            out[start : start + len(part)] = part
+        start += len(chunk[0])
+    return whole
 
 
 def common_shift(centers: Tensor) -> Tensor:

@@ -227,10 +227,11 @@ def _csv(path: Path) -> Source:
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         first = next((line for line in file if line.strip()), "")
         delimiter = max(",;\t", key=first.count)
-        header = next(csv.reader(itertools.chain([first], file), delimiter=delimiter), [])
+        lines = csv.reader(itertools.chain([first], file), delimiter=delimiter)
+        header, second = next(lines, []), next(lines, [])
     if not header:
         raise InputError(f"{path.name} is empty.")
-    named = not _looks_like_data(header)
+    named = not _looks_like_data(header, second)
     table = pyarrow.csv.read_csv(
         path,
         # One block, because types are inferred from the first one.
@@ -248,11 +249,10 @@ def _csv(path: Path) -> Source:
     return _frame(path.name, table, named)
 
 
-def _looks_like_data(header: list[str]) -> bool:
-    """Whether a first line cannot be names: it holds 5.1 or -3, or whole numbers that repeat."""
-    if all(name.isdigit() for name in header):
-        return len(set(header)) < len(header)
-    return any(_is_number(name) and not name.isdigit() for name in header)
+def _looks_like_data(first: list[str], second: list[str]) -> bool:
+    """Whether a first line holds numbers, and no text above a number, as names would be."""
+    named = any(_is_number(b) and not _is_number(a) for a, b in zip(first, second, strict=False))
+    return not named and any(map(_is_number, first))
 
 
 def _is_number(text: str) -> bool:
@@ -330,6 +330,8 @@ def _labels(table: Source, column: str | None, n_rows: int) -> NDArray[Any] | No
         raise InputError(
             f"{table.name}: the labels {name!r} must have shape ({n_rows},), got {found.shape}."
         )
+    if any(isinstance(label, list | dict | tuple) for label in found[:1].tolist()):
+        raise InputError(f"{table.name}: the labels {name!r} must be numbers or texts, not lists.")
     missing = [label is None or label != label for label in found.tolist()]
     if any(missing):
         row = missing.index(True) + 1
@@ -355,6 +357,8 @@ def _unknown(table: Source, column: str, possible: Iterable[str]) -> InputError:
 def listed(names: Iterable[str]) -> str:
     """Names in quotes, at most 12 of them."""
     shown = [repr(name) for name in names]
+    if not shown:
+        return "nothing"
     return ", ".join(shown if len(shown) <= 12 else [*shown[:11], f"... ({len(shown)} in all)"])
 
 
