@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,9 +44,9 @@ def some_points(points: Tensor) -> Tensor:
     return same_kind(points, points[:1] if isinstance(points, Tensor) else points)[0]
 
 
-def check_count(value: int, name: str, lowest: int = 1) -> None:
+def check_count(value: Any, name: str, lowest: int = 1) -> None:
     """Reject what is not a whole number of at least the lowest."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < lowest:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < lowest:
         raise ValueError(
             f"{name}={value!r} is not valid: it must be an integer of {lowest} or more."
         )
@@ -79,7 +80,7 @@ def checked_weights(sample_weight: Tensor | None, points: Tensor) -> Tensor:
     return weight
 
 
-def check_temperature(value: float | Tensor, name: str = "temperature") -> float:
+def check_temperature(value: Any, name: str = "temperature") -> float:
     """The number, if it is a temperature."""
     if isinstance(value, Tensor):
         if value.ndim:
