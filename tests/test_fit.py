@@ -149,7 +149,8 @@ def test_with_tol_0_it_stops_when_nothing_changes(mapping, dtype, n, k, d):
     points = points - points.mean(0)  # centers near 0 have many digits to change
     result = anneal(points, points[:k], mapping=mapping, tol=0.0, max_iter=300)
     assert result.stop_reason is StopReason.CONVERGED
-    assert result.history[-1].shift <= 1e-6 * (dtype == torch.float32)
+    # Means of the same points, taken from centers that differ by rounding, differ by rounding.
+    assert result.history[-1].shift <= 16 * torch.finfo(dtype).eps
 
 
 @each_soft_mapping

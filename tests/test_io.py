@@ -100,9 +100,14 @@ class TestCsv:
         assert len(table.values) == 2
         assert set(table.columns) <= {"1", "2", "3"}
 
-    def test_whole_numbers_are_names(self, save):
-        table = read_table(save("a.csv", "2019,2020\n1.5,2\n"))
-        assert (table.named, table.columns, len(table.values)) == (True, ["2019", "2020"], 1)
+    @pytest.mark.parametrize("text", ["1,2\n3,4\n5,6\n", "5\n7\n9\n", "1,a\n2,b\n3,c\n"])
+    def test_a_first_row_of_numbers_is_data(self, save, text):
+        table = read_table(save("a.csv", text))
+        assert (table.named, len(table.values)) == (False, 3)
+
+    def test_numbers_beside_a_text_above_a_number_are_names(self, save):
+        table = read_table(save("a.csv", "region,2019,2020\n4,1.5,2\n"))
+        assert (table.named, table.columns) == (True, ["region", "2019", "2020"])
 
     def test_types_are_inferred_from_the_whole_file(self, save):
         text = "a\n" + "1\n" * 600_000 + "2.5\n"

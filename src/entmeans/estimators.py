@@ -22,12 +22,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from .fit import FitResult, Step, StopReason, anneal
+from .fit import Step, StopReason, anneal
 from .inputs import checked_weights, computed_in
 from .mappings import Mapping, get_mapping
 from .schedules import Schedule, get_schedule
 from .seeding import kmeans_plusplus, random_centers
-from .step import inertia, joined, nearest, responsibilities, rows, squared_distances
+from .step import free_energy, inertia, joined, nearest, responsibilities, rows, squared_distances
 
 SEEDING = {"k-means++": kmeans_plusplus, "random": random_centers}
 
@@ -183,7 +183,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
         weight = _weights(sample_weight, points)
         if on_step is None and self.verbose:
             on_step = print_step
-        best: FitResult | None = None
+        best, lowest = None, math.inf
         for centers in self._starts(X, points, weight):
             result = anneal(
                 points,
@@ -197,8 +197,12 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
                 tol=self.tol,
                 on_step=on_step,
             )
-            if best is None or not best.free_energy <= result.free_energy:
-                best = result
+            energy = result.inertia
+            if self.final_temperature > 0:
+                arguments = (self.final_temperature, self.mapping, weight, "sum")
+                energy = free_energy(points, result.centers, *arguments).item()
+            if best is None or not lowest <= energy:
+                best, lowest = result, energy
         assert best is not None
         if best.stop_reason is StopReason.NOT_FINITE:
             raise ValueError(f"The fit ended because {best.stop_reason}.")
@@ -388,7 +392,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
                 value = getattr(self, name)
                 raise ValueError(f"{name}={value!r} is not valid: it must be {rule}.")
         get_mapping(self.mapping)
-        get_schedule(self.cooling)
+        get_schedule(self.cooling, "cooling")
 
     @property
     def _n_features_out(self) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .inputs import check_count, check_temperature, checked_weights, same_kind, wide
+from .inputs import check_count, check_temperature, checked_weights, same_kind, some_points, wide
 from .limit import hardening_temperature
 from .mappings import HARD, Hard, Mapping, get_mapping
 from .schedules import Schedule, get_schedule
@@ -62,7 +62,7 @@ class FitResult:
     inertia : float
         The K-means objective of the centers: sum_i w_i min_j d_ij.
     free_energy : float
-        F_T of the centers at the final temperature, summed over the points.
+        F_T of the centers at the temperature of the last step, summed over the points.
     hardening_temperature : float
         T* of the centers: up to it the soft network and K-means are the same map on these points.
     history : list of Step
@@ -131,23 +131,30 @@ def anneal(
     >>> result.centers.flatten().tolist(), result.labels.tolist(), result.inertia
     ([0.5, 7.5], [0, 0, 1, 1], 1.0)
     """
-    points, centers = same_kind(points, centers)
+    points, centers = same_kind(some_points(points), centers)
     weight = checked_weights(sample_weight, points)
     rule, factor = get_mapping(mapping), get_schedule(schedule)
     check_temperature(final_temperature, "final_temperature")
     if temperature is None:
         temperature = reference_temperature(points, centers, rule, weight)
+        if not math.isfinite(temperature):
+            raise ValueError(
+                "points and centers must be finite, and so must be their squared distances: the "
+                f"mean of these is {temperature}."
+            )
     check_temperature(temperature)
-    check_count(max_iter, "max_iter")
+    check_count(max_iter, "max_iter", 0)
     if not tol >= 0:
-        raise ValueError(f"tol={tol!r} is not valid: it must be a number of 0 or more.")
-    rest = tol * _mean_variance(points, weight)
+        raise ValueError(f"tol must be a number of 0 or more, got {tol!r}.")
+    variance = _mean_variance(points, weight)
     rounding = (4 * torch.finfo(points.dtype).eps) ** 2
 
     def at(step: int) -> float:
         multiple = factor(step)
         if not multiple >= 0:
-            raise ValueError(f"cooling must give 0 or more, got {multiple} for step {step}.")
+            raise ValueError(
+                f"the schedule (cooling) must give 0 or more, got {multiple} for step {step}."
+            )
         return max(final_temperature, temperature * multiple if multiple else 0.0)
 
     history: list[Step] = []
@@ -168,13 +175,21 @@ def anneal(
             stop_reason = StopReason.NOT_FINITE
             break
         centers = moved
-        # Soft steps go on moving the centers by a unit of rounding for ever; hard ones end at 0.
-        still = 0.0 if hard else rounding * centers.square().sum().item()
+        # Rounding goes on moving the centers for ever by less than this.
+        still = rounding * (centers.square().sum().item() + centers.numel() * variance)
         cooled = (at(later) == t for later in range(step + 1, step + 1 + LOOK_AHEAD))
-        if shift <= max(rest, still) and all(cooled):
+        if shift <= max(tol * variance, still) and all(cooled):
             stop_reason = StopReason.CONVERGED
             break
-    return _result(points, centers, final_temperature, rule, weight, history, stop_reason)
+    return _result(
+        points,
+        centers,
+        history[-1].temperature if history else at(0),
+        rule,
+        weight,
+        history,
+        stop_reason,
+    )
 
 
 def _record(temperature: float, now: Statistics, shifts: Tensor) -> tuple[Step, float]:

@@ -47,9 +47,7 @@ def some_points(points: Tensor) -> Tensor:
 def check_count(value: Any, name: str, lowest: int = 1) -> None:
     """Reject what is not a whole number of at least the lowest."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < lowest:
-        raise ValueError(
-            f"{name}={value!r} is not valid: it must be an integer of {lowest} or more."
-        )
+        raise ValueError(f"{name} must be an integer of {lowest} or more, got {value!r}.")
 
 
 def weights(sample_weight: Tensor | None, points: Tensor) -> Tensor:

@@ -177,8 +177,11 @@ def critical_temperature(
     tensor(4.)
     """
     rule = get_mapping(mapping)
-    if isinstance(rule, Hard):
-        raise ValueError("mapping='hard' has no critical temperature: use a soft one.")
+    if isinstance(rule, Hard) or n_clusters < 2:
+        raise ValueError(
+            "a critical temperature needs a soft mapping and n_clusters of 2 or more, got "
+            f"mapping={rule.name!r} and n_clusters={n_clusters}."
+        )
     check_count(n_clusters, "n_clusters", 2)
     points = some_points(points)
     weight = checked_weights(sample_weight, points)

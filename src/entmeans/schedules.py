@@ -88,13 +88,13 @@ class Linear:
 SCHEDULES: dict[str, Schedule] = {"geometric": Geometric(), "linear": Linear()}
 
 
-def get_schedule(schedule: str | Schedule) -> Schedule:
+def get_schedule(schedule: str | Schedule, name: str = "schedule") -> Schedule:
     """The schedule of that name; a callable is returned as it is."""
     if isinstance(schedule, str) and schedule in SCHEDULES:
         return SCHEDULES[schedule]
     if callable(schedule):
         return schedule
     raise ValueError(
-        f"cooling={schedule!r} is unknown: use one of {', '.join(sorted(SCHEDULES))}, or a "
+        f"{name}={schedule!r} is unknown: use one of {', '.join(sorted(SCHEDULES))}, or a "
         "function from the number of a step to a multiple of the first temperature."
     )

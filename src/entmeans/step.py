@@ -28,6 +28,9 @@ from .mappings import HARD, Hard, Mapping, get_mapping, probabilities
 CHUNK_ELEMENTS = 2**18
 """Largest number of scores (rows x centers) held at once: about the size of an L2 cache."""
 
+CHUNK_ROWS = 2**13
+"""Largest number of rows at once: torch adds so few of them up in one thread, in one order."""
+
 DIFFERENCES = 3
 """Up to this many features all distances are computed from differences: exact, and as fast."""
 
@@ -334,16 +337,16 @@ def nearest(points: Tensor, centers: Tensor) -> Nearest:
 
 
 def _scores(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
-    """d_ij (n, K) up to a constant in each row, and the largest rounding error in each row."""
+    """d_ij (n, K) up to a constant in each row, and their rounding errors (n, K)."""
     if points.shape[1] <= DIFFERENCES:
         axes = zip(points.unbind(-1), centers.unbind(-1), strict=True)
         squares = [(x.unsqueeze(-1) - c).square() for x, c in axes]
-        return functools.reduce(operator.add, squares), points.new_zeros(len(points), 1)
-    size = points.detach().norm(dim=-1, keepdim=True)
-    reach = centers.detach().norm(dim=-1).amax()
+        scores = functools.reduce(operator.add, squares)
+        return scores, scores.new_zeros(1, 1).expand_as(scores)
+    size, reach = points.detach().norm(dim=-1, keepdim=True), centers.detach().norm(dim=-1)
     rounding = 2 * torch.finfo(points.dtype).eps * points.shape[1] ** 0.5
     scores = torch.addmm(centers.square().sum(-1), points, centers.T, alpha=-2)
-    return scores, rounding * (size + reach) * reach
+    return scores, rounding * torch.addcmul(reach.square(), size, reach)
 
 
 def _distances(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -354,7 +357,9 @@ def _distances(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]
     lowest are a tie: equal centers get equal gaps, whatever the order in which a product is summed.
     """
     scores, rounding = _scores(points, centers)
-    tied = scores.detach() - scores.detach().amin(-1, keepdim=True) <= rounding
+    lowest = scores.argmin(-1, keepdim=True)
+    lead = (scores - scores.gather(-1, lowest)).detach()
+    tied = lead <= rounding + rounding.gather(-1, lowest)
     labels = tied.byte().argmax(-1)
     gaps = scores - scores.gather(-1, labels.unsqueeze(-1))  # (n, K)
     gaps = gaps - torch.where(tied, gaps.detach(), 0.0)  # 0 in value, not in its derivative
@@ -376,9 +381,9 @@ def _shares(gaps: Tensor, temperature: float | Tensor, mapping: Mapping) -> Tens
     if isinstance(temperature, Tensor):
         # gaps / T^2, in the derivative, overflows at low T where every row is saturated: scores
         # far below the top stop at a floor without mass, and 1 / T is differentiated by itself.
-        now = temperature.detach().clamp_min(tiny)
-        below = (gaps / now).clamp_max(1e4)
-        return probabilities(below * -(now / temperature.clamp_min(tiny)), mapping)
+        finite = temperature.clamp(tiny, torch.finfo(gaps.dtype).max)
+        below = (gaps / finite.detach()).clamp_max(1e4)
+        return probabilities(below * -(finite.detach() / finite), mapping)
     return probabilities(gaps / -max(temperature, tiny), mapping)
 
 
@@ -473,7 +478,7 @@ class _FreeEnergy(torch.autograd.Function):
 
 def rows(values: Tensor, centers: Tensor) -> Iterator[Tensor]:
     """Consecutive chunks of rows, as many as keep rows x centers and rows x features in cache."""
-    return iter(values.split(max(1, CHUNK_ELEMENTS // max(centers.shape))))
+    return iter(values.split(max(1, min(CHUNK_ROWS, CHUNK_ELEMENTS // max(centers.shape)))))
 
 
 def joined(chunks: Iterable[tuple[Tensor, ...]], n: int) -> tuple[Tensor, ...]:
@@ -509,6 +514,11 @@ def common_shift(centers: Tensor) -> Tensor:
     return torch.where(grid > 0, (mean / grid).round() * grid, mean)
 
 
+def total(values: Tensor) -> Tensor:
+    """The sum of values (N,), in an order that does not depend on the number of threads."""
+    return torch.stack([wide(part).sum() for part in values.split(CHUNK_ROWS)]).sum()
+
+
 def reduce(terms: Tensor, weight: Tensor, reduction: str) -> Tensor:
     """Weighted terms (N,) as they are, their sum, or their mean, in the dtype of the terms."""
     # At infinite temperature a term may be -inf, which must not count where the weight is 0.
@@ -516,9 +526,9 @@ def reduce(terms: Tensor, weight: Tensor, reduction: str) -> Tensor:
     if reduction == "none":
         return weighted
     if reduction == "sum":
-        return wide(weighted).sum().to(terms.dtype)
+        return total(weighted).to(terms.dtype)
     if reduction == "mean":
-        return (wide(weighted).sum() / wide(weight).sum()).to(terms.dtype)
+        return (total(weighted) / total(weight)).to(terms.dtype)
     raise ValueError(f'reduction={reduction!r} is unknown: use "mean", "sum" or "none".')
 
 
