@@ -105,8 +105,7 @@ class TestReport:
 
     def test_left_out_columns_are_named(self, table):
         assert (
-            "Left out, not numeric or only row numbers: remark, kind"
-            in run("fit", table, "-k", 3)[0]
+            "Left out, not numeric or without a name: remark, kind" in run("fit", table, "-k", 3)[0]
         )
         screen, _ = run("fit", table, "-k", 3, "--label-column", "kind")
         assert "numbers: remark\n" in screen

@@ -113,6 +113,11 @@ class TestCsv:
         text = "a\n" + "1\n" * 600_000 + "2.5\n"
         assert read_table(save("a.csv", text)).values[-1, 0] == 2.5
 
+    def test_a_text_among_numbers_is_named_rather_than_the_column_left_out(self, save):
+        ages = "".join(f"{age},x\n" for age in [*range(20, 60), "unknown"])
+        with refuses("a.csv", "'age'", "'unknown'", "row 41"):
+            read_table(save("a.csv", "age,name\n" + ages))
+
     @pytest.mark.parametrize("hole", ["", "NA", "nan"])
     def test_missing_value_names_row_and_column(self, save, hole):
         with refuses("a.csv", "row 2", "'b'", "missing"):

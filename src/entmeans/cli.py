@@ -237,14 +237,18 @@ def _split(columns: str | None) -> list[str] | None:
 
 def _introduce(console: Console, table: Table) -> None:
     n, d = table.values.shape
-    line = Text.assemble((table.name, "bold"), f"  {n:,} rows, {d:,} columns")
+    line = Text.assemble(
+        (table.name, "bold"), f"  {n:,} rows, {d:,} {'column' if d == 1 else 'columns'}"
+    )
     if not table.named:
         line.append(" (without names)")
+    elif d <= 12:
+        line.append(f": {', '.join(table.columns)}")
     console.print(line)
     if table.left_out:
         names = [name or "(without a name)" for name in table.left_out]
         more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-        left_out = f"Left out, not numeric or only row numbers: {', '.join(names[:10])}{more}"
+        left_out = f"Left out, not numeric or without a name: {', '.join(names[:10])}{more}"
         console.print(Text(left_out, style="yellow"))
 
 

@@ -102,6 +102,8 @@ def read_table(
     left_out = [name for name in table.names if name not in {*table.numeric, label_column}]
     if columns is not None:
         names, left_out = list(columns), []
+    for name in left_out:
+        _refuse_spoiled(table, name)
     if label_column is not None and label_column in names:
         raise InputError(f"column {label_column!r} is the label: leave it out of the columns.")
     if not names:
@@ -314,6 +316,20 @@ def _feature(table: Source, name: str) -> NDArray[Any]:
         example = repr(str(column[0]))
         raise InputError(f"{table.name}: column {name!r} is not numeric: it starts with {example}.")
     return _floating(column)
+
+
+def _refuse_spoiled(table: Source, name: str) -> None:
+    """Reject a column of numbers that a few texts would keep out of the features unnoticed."""
+    column = table.take(name)
+    if column.dtype.kind not in "OU" or name in INDEX_NAMES:
+        return
+    texts = [str(value) for value in column[:1000]]
+    bad = [row for row, text in enumerate(texts) if not _is_number(text)]
+    if bad and 2 * len(bad) < len(texts):
+        raise InputError(
+            f"{table.name}: column {name!r} holds numbers, but {texts[bad[0]]!r} in row "
+            f"{bad[0] + 1}: correct it, or name the columns to use."
+        )
 
 
 def _labels(table: Source, column: str | None, n_rows: int) -> NDArray[Any] | None:
