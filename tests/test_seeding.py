@@ -103,6 +103,16 @@ def test_points_without_weight_are_never_drawn(seed_centers):
         assert rows(seed_centers(points, 3, weight, generator=generator(seed))) == {(0,), (1,)}
 
 
+@pytest.mark.parametrize("u", [0.0, 1 - 2.0**-53])
+def test_no_random_number_draws_a_point_without_weight(u, monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), u, dtype=torch.float64))
+    points = torch.tensor([[-1e6], [0.0], [1.0], [1e6]], dtype=torch.float64)
+    weight = torch.tensor([0.0, 1.0, 0.1, 0.0], dtype=torch.float64)
+    for seed in range(4):  # the random direction decides which end comes first
+        drawn = entmeans.kmeans_plusplus(points, 2, weight, generator=generator(seed))
+        assert rows(drawn) == {(0,), (1,)}
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_heavy_points_are_preferred_to_a_far_one_without_weight_to_speak_of(dtype):
     points = torch.tensor([[1.0], [5.0], [100.0]], dtype=dtype)

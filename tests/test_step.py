@@ -36,8 +36,8 @@ FIELDS = (
 
 
 @pytest.fixture(
-    params=[(torch.float64, None), (torch.float64, 32), (torch.float32, 32)],
-    ids=["float64", "float64 in small chunks", "float32 in small chunks"],
+    params=[(torch.float64, None), (torch.float32, 32)],
+    ids=["float64", "float32 in small chunks"],
 )
 def dtype(request, monkeypatch):
     dtype, chunk = request.param
@@ -346,7 +346,7 @@ def test_one_center_far_away_does_not_blur_the_others_in_float32(d, far):
 
 
 @each_dtype
-@pytest.mark.parametrize(("n", "k", "d"), [(300_000, 2, 2), (100_000, 1, 30), (5000, 50, 20)])
+@pytest.mark.parametrize(("n", "k", "d"), [(80_000, 2, 2), (80_000, 1, 3), (2000, 50, 20)])
 def test_the_number_of_threads_changes_no_bit(dtype, n, k, d):
     points, centers = normal(n, d, dtype=dtype), normal(k, d, seed=1, dtype=dtype)
     threads, results = torch.get_num_threads(), []
@@ -853,7 +853,7 @@ def test_shapes_are_right_on_the_meta_device(mapping, temperature):
 
 def test_more_than_2_to_the_31_scores_are_no_special_case(monkeypatch):
     # Shapes alone, so that no time is spent on numbers.
-    n, k = 400_000, 6_000
+    n, k = 36_000, 60_000
     assert n * k > 2**31
     monkeypatch.setattr(step, "CHUNK_ELEMENTS", 2**28)
     points, centers = on_meta(n, 2), on_meta(k, 2)
@@ -886,7 +886,7 @@ GOOD = torch.zeros(3, 2)
         ((GOOD, GOOD[None]), ValueError, ("centers must", "(1, 3, 2)")),
         ((GOOD, GOOD[:, :1]), ValueError, ("points (3, 2)", "centers (3, 1)", "features")),
         ((GOOD, GOOD[:0]), ValueError, ("centers (0, 2)", "at least one center")),
-        ((GOOD[:, :0], GOOD[:, :0]), ValueError, ("points (3, 0)", "features")),
+        ((GOOD[:, :0], GOOD[:, :0]), ValueError, ("points (3, 0)", "feature")),
         ((GOOD.to(torch.complex64), GOOD), TypeError, ("points must be real", "complex64")),
         ((GOOD, GOOD.to(torch.complex64)), TypeError, ("centers must be real", "complex64")),
     ],

@@ -38,8 +38,9 @@ def same_kind(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
 def some_points(points: Tensor) -> Tensor:
     """At least one point, in the dtype to compute in."""
     if isinstance(points, Tensor) and points.ndim == 2 and 0 in points.shape:
+        shape = tuple(points.shape)
         raise ValueError(
-            f"points of shape {tuple(points.shape)} are empty: at least one point and one feature are needed."
+            f"points {shape} are empty: one point and one feature at least are needed."
         )
     return same_kind(points, points[:1] if isinstance(points, Tensor) else points)[0]
 
