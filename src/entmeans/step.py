@@ -384,7 +384,8 @@ def _shares(gaps: Tensor, temperature: float | Tensor, mapping: Mapping) -> Tens
         finite = temperature.clamp(tiny, torch.finfo(gaps.dtype).max)
         below = (gaps / finite.detach()).clamp_max(1e4)
         return probabilities(below * -(finite.detach() / finite), mapping)
-    return probabilities(gaps / -max(temperature, tiny), mapping)
+    # A tensor, because some devices divide by a number as if it were 1 / T, and T* would not hold.
+    return probabilities(gaps / gaps.new_tensor(-max(temperature, tiny)), mapping)
 
 
 def _chunk_statistics(
