@@ -108,7 +108,7 @@ class TestReport:
             "Left out, not numeric or without a name: remark, kind" in run("fit", table, "-k", 3)[0]
         )
         screen, _ = run("fit", table, "-k", 3, "--label-column", "kind")
-        assert "numbers: remark\n" in screen
+        assert "a name: remark\n" in screen
         assert rows(screen)["ARI"].split()[:2] == ["1.000", "1.000"]
         assert "Left out" not in run("fit", table, "-k", 3, "--columns", "y, x")[0]
 
@@ -125,7 +125,7 @@ class TestReport:
         assert "certificate" in screen
 
     def test_data_without_names_is_called_so(self, two_places):
-        assert "18 rows, 1 columns (without names)" in run("fit", two_places, "-k", 2)[0]
+        assert "18 rows, 1 column (without names)" in run("fit", two_places, "-k", 2)[0]
 
     def test_seed_decides_the_result(self):
         same, again, other = (
