@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .inputs import check_count, check_temperature, checked_weights, same_kind, some_points, wide
-from .limit import hardening_temperature
+from .limit import one_hot_temperature
 from .mappings import HARD, Hard, Mapping, get_mapping
 from .schedules import Schedule, get_schedule
 from .seeding import nearer
@@ -238,12 +238,16 @@ def _result(
     stop_reason: StopReason,
 ) -> FitResult:
     found = nearest(points, centers)
+    total = reduce(found.distances, weight, "sum")
+    energy = (
+        free_energy(points, centers, temperature, mapping, weight, "sum") if temperature else total
+    )
     return FitResult(
         centers=centers,
         labels=found.labels,
-        inertia=reduce(found.distances, weight, "sum").item(),
-        free_energy=free_energy(points, centers, temperature, mapping, weight, "sum").item(),
-        hardening_temperature=hardening_temperature(points, centers, mapping, weight).item(),
+        inertia=total.item(),
+        free_energy=energy.item(),
+        hardening_temperature=one_hot_temperature(found.margins, weight, mapping).item(),
         history=history,
         stop_reason=stop_reason,
     )

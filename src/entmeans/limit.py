@@ -92,12 +92,16 @@ def hardening_temperature(
     tensor(8.)
     """
     points, centers = same_kind(points, centers)
-    rule = get_mapping(mapping)
     margins = nearest(points, centers).margins
-    if isinstance(rule, Hard) or len(centers) == 1:
-        return margins.new_tensor(math.inf)
-    present = weights(sample_weight, points) > 0
-    return smallest(torch.where(present, margins, math.inf)) / rule.one_hot_margin
+    return one_hot_temperature(margins, weights(sample_weight, points), get_mapping(mapping))
+
+
+def one_hot_temperature(margins: Tensor, weight: Tensor, mapping: Mapping) -> Tensor:
+    """The highest temperature at which points of these margins and weights (N,) are all one-hot."""
+    margin = smallest(torch.where(weight > 0, margins, math.inf))
+    if isinstance(mapping, Hard):
+        return torch.full_like(margin, math.inf)
+    return torch.where(margin.isinf(), margin, margin / mapping.one_hot_margin)
 
 
 def is_fixed_point(
