@@ -1,6 +1,8 @@
-"""The data sets of the benchmarks: real ones that scikit-learn ships, and two synthetic ones."""
+"""The data sets of the benchmarks: most of them ship with scikit-learn or are synthetic."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from sklearn import datasets
@@ -10,6 +12,30 @@ from sklearn.preprocessing import StandardScaler
 def china() -> np.ndarray:
     """The 273,280 pixels (red, green, blue from 0 to 255) of scikit-learn's photograph."""
     return datasets.load_sample_image("china.jpg").reshape(-1, 3).astype(np.float64)
+
+
+def fashion_mnist() -> np.ndarray | None:
+    """The first 10,000 images (10,000, 784), from 0 to 255; None where the file is not there.
+
+    The file is ``fashion-mnist.npz`` with an array ``X``, in the folder ``ENTMEANS_DATA``.
+    """
+    path = Path(os.environ.get("ENTMEANS_DATA", "")) / "fashion-mnist.npz"
+    if not path.is_file():
+        return None
+    with np.load(path) as arrays:
+        return arrays["X"][:10_000].astype(np.float64)
+
+
+def normal(n_points: int, n_features: int) -> np.ndarray:
+    """Points without clusters (n_points, n_features), float32."""
+    return np.random.default_rng(0).standard_normal((n_points, n_features), np.float32)
+
+
+def distinct_rows(points: np.ndarray, n: int) -> np.ndarray:
+    """Random rows, no two alike: equal centers leave clusters empty, which is another benchmark."""
+    drawn = points[np.random.default_rng(1).permutation(len(points))[: 8 * n]]
+    _, first = np.unique(drawn, axis=0, return_index=True)
+    return drawn[np.sort(first)[:n]]
 
 
 def small_sets() -> Iterator[tuple[str, np.ndarray, int]]:

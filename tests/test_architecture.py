@@ -17,15 +17,15 @@ ORDER = (
         "mappings",
         "schedules",
         "step",
-        "limit",
         "kernels",
+        "functional",
+        "limit",
         "seeding",
         "fit",
-        "functional",
     ),
     *("nn", "estimators", "tables", "io", "plots", "paper", "cli"),
 )
-CORE = ORDER[: ORDER.index("functional")]
+CORE = ORDER[: ORDER.index("nn")]
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -8,6 +8,17 @@ update, the same trajectory.  Start with `EntMeans` (scikit-learn) or `anneal` a
 from typing import TYPE_CHECKING, Any
 
 from .fit import FitResult, Step, StopReason, anneal, reference_temperature
+from .functional import (
+    Nearest,
+    expected_distortion,
+    free_energy,
+    inertia,
+    nearest,
+    responsibilities,
+    squared_distances,
+    statistics,
+)
+from .kernels import implementation, use_implementation
 from .limit import (
     critical_temperature,
     free_energy_bounds,
@@ -17,17 +28,7 @@ from .limit import (
 from .mappings import MAPPINGS, Mapping, entmax15, sparsemax
 from .schedules import Constant, Geometric, Linear
 from .seeding import kmeans_plusplus, random_centers
-from .step import (
-    Nearest,
-    Statistics,
-    expected_distortion,
-    free_energy,
-    inertia,
-    nearest,
-    responsibilities,
-    squared_distances,
-    statistics,
-)
+from .step import Statistics
 
 if TYPE_CHECKING:
     from .estimators import EntMeans
@@ -53,6 +54,7 @@ __all__ = [
     "free_energy",
     "free_energy_bounds",
     "hardening_temperature",
+    "implementation",
     "inertia",
     "is_fixed_point",
     "kmeans_plusplus",
@@ -63,6 +65,7 @@ __all__ = [
     "sparsemax",
     "squared_distances",
     "statistics",
+    "use_implementation",
 ]
 
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from . import __version__
 from .estimators import EntMeans
 from .fit import Step
+from .functional import statistics
 from .mappings import MAPPINGS, get_mapping
-from .step import statistics
 
 try:
     import typer

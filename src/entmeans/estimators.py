@@ -23,11 +23,11 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from .fit import Step, StopReason, anneal
+from .functional import free_energy, inertia, nearest, responsibilities, squared_distances
 from .inputs import checked_weights, computed_in
 from .mappings import Mapping, get_mapping
 from .schedules import Schedule, get_schedule
 from .seeding import kmeans_plusplus, random_centers
-from .step import free_energy, inertia, joined, nearest, responsibilities, rows, squared_distances
 
 SEEDING = {"k-means++": kmeans_plusplus, "random": random_centers}
 
@@ -254,18 +254,13 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
         """
         points, centers = self._fitted(X)
         temperature = self.final_temperature if temperature is None else temperature
-        chunks = (
-            (responsibilities(x, centers, temperature, self.mapping),)
-            for x in rows(points, centers)
-        )
-        return _like(X, joined(chunks, len(points))[0])
+        return _like(X, responsibilities(points, centers, temperature, self.mapping))
 
     @torch.no_grad()
     def transform(self, X: Any) -> Any:
         """The Euclidean distance of each sample to each center, (n_samples, n_clusters)."""
         points, centers = self._fitted(X)
-        chunks = ((squared_distances(x, centers).sqrt_(),) for x in rows(points, centers))
-        return _like(X, joined(chunks, len(points))[0])
+        return _like(X, squared_distances(points, centers).sqrt_())
 
     @torch.no_grad()
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:

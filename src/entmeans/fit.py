@@ -11,12 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .functional import free_energy, inertia, nearest, statistics
 from .inputs import check_count, check_temperature, checked_weights, same_kind, some_points, wide
 from .limit import one_hot_temperature
 from .mappings import HARD, Hard, Mapping, get_mapping
 from .schedules import Schedule, get_schedule
 from .seeding import nearer
-from .step import Statistics, free_energy, inertia, nearest, reduce, statistics
+from .step import Statistics, reduce
 
 FIRST_TEMPERATURE = {"entmax15": 1.5, "softmax": 0.5, "sparsemax": 1.5, "hard": 0.0}
 """The default first temperature, in mean squared distances to the initial centers."""

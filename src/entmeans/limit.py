@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from .functional import inertia, nearest, statistics
 from .inputs import (
     check_count,
     check_temperature,
@@ -17,7 +18,7 @@ from .inputs import (
     wide,
 )
 from .mappings import Hard, Mapping, get_mapping
-from .step import inertia, nearest, rows, smallest, statistics
+from .step import rows, smallest
 
 
 def free_energy_bounds(

@@ -12,6 +12,7 @@ and differ only in the sensitivity ``s``.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -178,35 +179,123 @@ HARD = Hard()
 MAPPINGS: dict[str, Mapping] = {m.name: m for m in (Softmax(), Entmax15(), Sparsemax(), HARD)}
 
 
+def built_in(mapping: Mapping) -> bool:
+    """Whether the name of the mapping says all about it."""
+    return type(MAPPINGS.get(mapping.name)) is type(mapping)
+
+
+def map_scores_formula(scores: Tensor, mapping: str) -> Tensor:
+    return MAPPINGS[mapping].probabilities(scores)
+
+
+def map_scores_vjp_formula(p: Tensor, gradient: Tensor, mapping: str) -> Tensor:
+    return MAPPINGS[mapping].vjp(p, gradient)
+
+
+map_scores = torch.library.custom_op(
+    "entmeans::map_scores",
+    map_scores_formula,
+    mutates_args=(),
+    schema="(Tensor scores, str mapping) -> Tensor",
+)
+map_scores_vjp = torch.library.custom_op(
+    "entmeans::map_scores_vjp",
+    map_scores_vjp_formula,
+    mutates_args=(),
+    schema="(Tensor p, Tensor gradient, str mapping) -> Tensor",
+)
+
+
+def batched(op: Any) -> Callable[..., Any]:
+    """How an operator runs under `torch.func.vmap`: one item of the batch after the other."""
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
+        def item(i: int) -> Any:
+            return op(
+                *(
+                    a if d is None else a.select(d, i)
+                    for a, d in zip(arguments, in_dims, strict=True)
+                )
+            )
+
+        found = [item(i) for i in range(info.batch_size)]
+        if isinstance(found[0], Tensor):
+            return torch.stack(found), 0
+        stacked = tuple(torch.stack(parts) for parts in zip(*found, strict=True))
+        return stacked, (0,) * len(stacked)
+
+    return rule
+
+
+@map_scores.register_fake
+def _(scores: Tensor, mapping: str) -> Tensor:
+    return torch.empty_like(scores)
+
+
+@map_scores_vjp.register_fake
+def _(p: Tensor, gradient: Tensor, mapping: str) -> Tensor:
+    return torch.empty_like(p)
+
+
+@map_scores.register_vmap
+def _(info: Any, in_dims: tuple[int, None], scores: Tensor, mapping: str) -> tuple[Tensor, int]:
+    return map_scores(scores.movedim(in_dims[0], 0), mapping), 0
+
+
+def _save_probabilities(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.mapping = get_mapping(inputs[1])
+    ctx.save_for_backward(output)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    (p,) = ctx.saved_tensors
+    return pulled_back(p, gradient, ctx.mapping), None
+
+
+def pulled_back(p: Tensor, gradient: Tensor, mapping: Mapping) -> Tensor:
+    """`Mapping.vjp`, by formulas that can be differentiated again where that is asked for."""
+    if torch.is_grad_enabled() or not built_in(mapping):
+        return mapping.vjp(p, gradient)
+    return map_scores_vjp(p, gradient, mapping.name)
+
+
+map_scores.register_autograd(_backward, setup_context=_save_probabilities)
+map_scores_vjp.register_vmap(batched(map_scores_vjp))
+
+
 class _Map(torch.autograd.Function):
-    """Probabilities with the closed-form Jacobian, differentiable any number of times."""
+    """Probabilities with the closed-form Jacobian, differentiable any number of times.
+
+    The operator alone would know no derivatives in forward mode.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(scores: Tensor, mapping: Mapping) -> Tensor:
-        return mapping.probabilities(scores)
+    def forward(scores: Tensor, mapping: Mapping, fast: bool) -> Tensor:
+        return map_scores(scores, mapping.name) if fast else mapping.probabilities(scores)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Mapping], output: Tensor) -> None:
-        ctx.mapping = inputs[1]
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Mapping, bool], output: Tensor) -> None:
+        _, ctx.mapping, ctx.fast = inputs
         ctx.save_for_backward(output)
         ctx.save_for_forward(output)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (p,) = ctx.saved_tensors
-        return ctx.mapping.vjp(p, gradient), None
+        pulled = pulled_back(p, gradient, ctx.mapping) if ctx.fast else ctx.mapping.vjp(p, gradient)
+        return pulled, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
         (p,) = ctx.saved_tensors
         return ctx.mapping.vjp(p, tangent)  # the Jacobian is symmetric
 
 
-def probabilities(scores: Tensor, mapping: Mapping) -> Tensor:
-    """``mapping.probabilities(scores)``, differentiable."""
-    return _Map.apply(scores, mapping)  # type: ignore[no-untyped-call]
+def probabilities(scores: Tensor, mapping: Mapping, fast: bool = True) -> Tensor:
+    """``mapping.probabilities(scores)``, differentiable; by its operator if ``fast``."""
+    return _Map.apply(scores, mapping, fast and built_in(mapping))  # type: ignore[no-untyped-call]
 
 
 def entmax15(x: Tensor, dim: int = -1) -> Tensor:

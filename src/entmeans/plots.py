@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .fit import Step, anneal
+from .functional import responsibilities, squared_distances, statistics
 from .limit import critical_temperature, hardening_temperature
 from .mappings import Mapping
 from .schedules import Constant
-from .step import responsibilities, squared_distances, statistics
 
 PALETTE = ("#3b75af", "#ee8a3c", "#14806f", "#e07bab", "#6cc5ec", "#b8412c", "#e8c547")
 """Softened from Okabe and Ito: distinct for every kind of color vision, also by lightness."""

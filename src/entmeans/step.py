@@ -6,6 +6,9 @@ taken in chunks and nothing of size N x K is ever held.
 
 Notation: points x_i (N, D) with weights w_i >= 0, centers mu_j (K, D), d_ij = ||x_i - mu_j||^2,
 temperature T in units of squared distance, p_ij = mapping(-d_i / T)_j, entropy H.
+
+Each formula over all points is an operator, ``torch.ops.entmeans``: what is written here serves
+every device, and kernels take its place where they can.
 """
 
 from __future__ import annotations
@@ -17,13 +20,13 @@ import operator
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .inputs import check_temperature, same_kind, weights, wide
-from .mappings import HARD, Hard, Mapping, get_mapping, probabilities
+from .inputs import wide, widest
+from .mappings import Hard, Mapping, batched, get_mapping, probabilities, pulled_back
 
 CHUNK_ELEMENTS = 2**18
 """Largest number of scores (rows x centers) held at once: about the size of an L2 cache."""
@@ -38,75 +41,6 @@ DIFFERENCES = 3
 # The threads of a parent do not exist in its fork: a child that waits for them waits for ever.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
-
-
-def squared_distances(points: Tensor, centers: Tensor) -> Tensor:
-    """Squared Euclidean distances d_ij = ||x_i - mu_j||^2.
-
-    Parameters
-    ----------
-    points : Tensor, shape (N, D)
-    centers : Tensor, shape (K, D)
-
-    Returns
-    -------
-    Tensor, shape (N, K)
-        Never negative.  Computed from differences for up to 3 features.  For more, only the
-        distance to the nearest center is; the others are that plus a gap from one matrix product,
-        with an absolute error of a few units of rounding of ||x_i - c|| ||mu_j - c||, c being
-        close to the mean of the centers.
-
-    Examples
-    --------
-    >>> import torch, entmeans
-    >>> entmeans.squared_distances(torch.tensor([[0.0], [3.0]]), torch.tensor([[1.0], [3.0]]))
-    tensor([[1., 9.],
-            [4., 0.]])
-    """
-    points, centers = same_kind(points, centers)
-    shift = common_shift(centers)
-    near, gaps, _ = _distances(points - shift, centers - shift)
-    return near.unsqueeze(-1) + gaps
-
-
-def responsibilities(
-    points: Tensor,
-    centers: Tensor,
-    temperature: float | Tensor,
-    mapping: str | Mapping = "entmax15",
-) -> Tensor:
-    """The share of each center in each point: p_i = argmax_p <p, -d_i/T> + H(p) over the simplex.
-
-    Parameters
-    ----------
-    points : Tensor, shape (N, D)
-    centers : Tensor, shape (K, D)
-    temperature : float or 0-d Tensor
-        From 0 (one-hot at the nearest center, ties to the lowest index) to infinity (1/K), in
-        units of squared distance.
-    mapping : {"entmax15", "softmax", "sparsemax", "hard"} or Mapping
-
-    Returns
-    -------
-    Tensor, shape (N, K)
-        Rows sum to 1.  Differentiable in points, centers and temperature.
-
-    Examples
-    --------
-    >>> import torch, entmeans
-    >>> points, centers = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [2.0]])
-    >>> entmeans.responsibilities(points, centers, temperature=4.0)
-    tensor([[0.8307, 0.1693],
-            [0.5000, 0.5000]])
-    >>> entmeans.responsibilities(points, centers, temperature=2.0)
-    tensor([[1.0000, 0.0000],
-            [0.5000, 0.5000]])
-    """
-    points, centers = same_kind(points, centers)
-    rule, temperature = _limit(mapping, temperature)
-    shift = common_shift(centers)
-    _, gaps, _ = _distances(points - shift, centers - shift)
-    return _shares(gaps, temperature, rule)
 
 
 @dataclass(frozen=True)
@@ -153,6 +87,18 @@ class Statistics:
         sums["smallest_margin"] = torch.minimum(self.smallest_margin, other.smallest_margin)
         return Statistics(**sums)
 
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """As the operator returns it: first what is differentiable, then what is not."""
+        energies = torch.stack([self.free_energy, self.inertia])
+        hardness = torch.stack([self.hard_mass, self.smallest_margin])
+        return self.mass, self.moment, self.distortion, energies, self.removal_cost, hardness
+
+    @classmethod
+    def of(cls, parts: tuple[Tensor, ...]) -> Statistics:
+        """What `parts` took apart."""
+        mass, moment, distortion, energies, removal_cost, hardness = parts
+        return cls(mass, moment, distortion, removal_cost, *energies.unbind(), *hardness.unbind())
+
     def centers(self, previous: Tensor) -> Tensor:
         """The centers moment / mass, in the dtype of ``previous``; one without mass stays there."""
         mass = self.mass.unsqueeze(-1)
@@ -160,197 +106,8 @@ class Statistics:
         return torch.where(mass == 0, previous, means.to(previous.dtype))
 
 
-def statistics(
-    points: Tensor,
-    centers: Tensor,
-    temperature: float | Tensor,
-    mapping: str | Mapping = "entmax15",
-    sample_weight: Tensor | None = None,
-) -> Statistics:
-    """All that a step needs to know about the points.
-
-    Parameters
-    ----------
-    points : Tensor, shape (N, D)
-    centers : Tensor, shape (K, D)
-    temperature, mapping
-        As in `responsibilities`.
-    sample_weight : Tensor, shape (N,), optional
-        Weights w_i >= 0; a weight of k equals k copies of the point.
-
-    Returns
-    -------
-    Statistics
-
-    Examples
-    --------
-    >>> import torch, entmeans
-    >>> points, centers = torch.tensor([[0.0], [1.0], [7.0]]), torch.tensor([[1.0], [5.0]])
-    >>> entmeans.statistics(points, centers, temperature=0.0).centers(centers)
-    tensor([[0.5000],
-            [7.0000]])
-    """
-    points, centers = same_kind(points, centers)
-    weight = weights(sample_weight, points)
-    rule, temperature = _limit(mapping, temperature)
-    shift = common_shift(centers)
-    chunks = zip(*(rows(t, centers) for t in (points, weight)), strict=True)
-    return functools.reduce(
-        operator.add,
-        (_chunk_statistics(x, centers, w, temperature, rule, shift) for x, w in chunks),
-    )
-
-
-def free_energy(
-    points: Tensor,
-    centers: Tensor,
-    temperature: float | Tensor,
-    mapping: str | Mapping = "entmax15",
-    sample_weight: Tensor | None = None,
-    reduction: str = "mean",
-) -> Tensor:
-    """F_T = sum_i w_i min_p [<p, d_i> - T H(p)]: the smooth K-means objective, as a loss.
-
-    For softmax this is -T sum_i w_i logsumexp(-d_i/T).  It lies below the inertia by at most
-    T * sum(w) * max H, and is the inertia at T = 0.
-
-    Parameters
-    ----------
-    points, centers, temperature, mapping, sample_weight
-        As in `statistics`.
-    reduction : {"mean", "sum", "none"}
-        ``"mean"`` divides by the sum of the weights; ``"none"`` gives w_i times each term, (N,).
-
-    Returns
-    -------
-    Tensor
-        Differentiable in points, centers, temperature and weights.  The gradients are closed
-        forms, because p is at its optimum: 2 (mass_j mu_j - moment_j) for a center,
-        2 w_i (x_i - sum_j p_ij mu_j) for a point, -sum_i w_i H(p_i) for the temperature.  Forward
-        and backward hold O(N + K D) beyond the inputs.
-
-    Examples
-    --------
-    >>> import torch, entmeans
-    >>> points = torch.tensor([[0.0], [1.0], [7.0]])
-    >>> centers = torch.tensor([[1.0], [5.0]], requires_grad=True)
-    >>> loss = entmeans.free_energy(points, centers, temperature=0.0, reduction="sum")
-    >>> loss.backward()
-    >>> loss.item(), centers.grad.flatten().tolist()
-    (5.0, [2.0, -4.0])
-    """
-    points, centers = same_kind(points, centers)
-    rule, temperature = _limit(mapping, temperature)
-    temperature = torch.as_tensor(temperature, dtype=points.dtype, device=points.device)
-    terms = _FreeEnergy.apply(points, centers, temperature, rule)  # type: ignore[no-untyped-call]
-    return reduce(terms, weights(sample_weight, points), reduction)
-
-
-def expected_distortion(
-    points: Tensor,
-    centers: Tensor,
-    temperature: float | Tensor,
-    mapping: str | Mapping = "entmax15",
-    sample_weight: Tensor | None = None,
-    reduction: str = "mean",
-) -> Tensor:
-    """E_T = sum_ij w_i p_ij d_ij: the mean squared distance to a center drawn from p_i.
-
-    Never below the inertia.  Differentiable through the responsibilities too, unlike
-    `free_energy`, and then holds all of them.  Parameters are those of `free_energy`.
-
-    Examples
-    --------
-    >>> import torch, entmeans
-    >>> points, centers = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [2.0]])
-    >>> entmeans.expected_distortion(points, centers, float("inf"), "softmax", reduction="none")
-    tensor([2., 1.])
-    """
-    points, centers = same_kind(points, centers)
-    rule, temperature = _limit(mapping, temperature)
-    shift = common_shift(centers)
-    terms = []
-    for x in rows(points, centers):
-        near, gaps, _ = _distances(x - shift, centers - shift)
-        terms.append(near + (_shares(gaps, temperature, rule) * gaps).sum(-1))
-    return reduce(torch.cat(terms), weights(sample_weight, points), reduction)
-
-
-def inertia(
-    points: Tensor,
-    centers: Tensor,
-    sample_weight: Tensor | None = None,
-    reduction: str = "sum",
-) -> Tensor:
-    """F_0 = sum_i w_i min_j d_ij: the K-means objective, computed from differences.
-
-    Parameters are those of `free_energy`; the default reduction is the sum, as everywhere else.
-
-    Examples
-    --------
-    >>> import torch, entmeans
-    >>> entmeans.inertia(torch.tensor([[0.0], [1.0], [7.0]]), torch.tensor([[1.0], [5.0]]))
-    tensor(5.)
-    """
-    return free_energy(points, centers, 0.0, HARD, sample_weight, reduction)
-
-
-class Nearest(NamedTuple):
-    """The nearest center of each point: its index, squared distance, and lead over the second."""
-
-    labels: Tensor
-    distances: Tensor
-    margins: Tensor
-
-
-def nearest(points: Tensor, centers: Tensor) -> Nearest:
-    """The nearest center of each point, ties to the lowest index.
-
-    Parameters
-    ----------
-    points : Tensor, shape (N, D)
-    centers : Tensor, shape (K, D)
-
-    Returns
-    -------
-    labels : Tensor of int64, shape (N,)
-    distances : Tensor, shape (N,)
-        Squared distance to that center.
-    margins : Tensor, shape (N,)
-        How much larger the squared distance to the second nearest center is; infinite if K = 1.
-
-    Examples
-    --------
-    >>> import torch, entmeans
-    >>> found = entmeans.nearest(torch.tensor([[0.0], [3.0], [7.0]]), torch.tensor([[1.0], [5.0]]))
-    >>> found.labels, found.distances, found.margins
-    (tensor([0, 0, 1]), tensor([1., 4., 4.]), tensor([24.,  0., 32.]))
-    """
-    points, centers = same_kind(points, centers)
-    shift = common_shift(centers)
-
-    def found(x: Tensor) -> tuple[Tensor, ...]:
-        near, gaps, labels = _distances(x - shift, centers - shift)
-        return labels, near, _margins(gaps, labels)
-
-    return Nearest(*joined(map(found, rows(points, centers)), len(points)))
-
-
-def _scores(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
-    """d_ij (n, K) up to a constant in each row, and their rounding errors (n, K)."""
-    if points.shape[1] <= DIFFERENCES:
-        axes = zip(points.unbind(-1), centers.unbind(-1), strict=True)
-        squares = [(x.unsqueeze(-1) - c).square() for x, c in axes]
-        scores = functools.reduce(operator.add, squares)
-        return scores, scores.new_zeros(1, 1).expand_as(scores)
-    size, reach = points.detach().norm(dim=-1, keepdim=True), centers.detach().norm(dim=-1)
-    rounding = 2 * torch.finfo(points.dtype).eps * points.shape[1] ** 0.5
-    scores = torch.addmm(centers.square().sum(-1), points, centers.T, alpha=-2)
-    return scores, rounding * torch.addcmul(reach.square(), size, reach)
-
-
-def _distances(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """d_ij = near_i + gap_ij with gap >= 0, exactly 0 at the label.
+def distances(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """d_ij = near_i + gap_ij with gap >= 0, exactly 0 at the label: near, gaps, labels.
 
     Differences give near_i, which would cancel to nothing in an expanded square; the scores give
     the gaps, in which ||x_i||^2 cancels before it is ever added.  Scores within rounding of the
@@ -367,15 +124,21 @@ def _distances(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return near, gaps, labels
 
 
-def _margins(gaps: Tensor, labels: Tensor) -> Tensor:
-    """The second smallest gap (n,) of each row; infinite where there is no second center."""
-    return gaps.scatter(-1, labels.unsqueeze(-1), math.inf).amin(-1)
+def _scores(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
+    """d_ij (n, K) up to a constant in each row, and their rounding errors (n, K)."""
+    if points.shape[1] <= DIFFERENCES:
+        axes = zip(points.unbind(-1), centers.unbind(-1), strict=True)
+        squares = [(x.unsqueeze(-1) - c).square() for x, c in axes]
+        scores = functools.reduce(operator.add, squares)
+        return scores, scores.new_zeros(1, 1).expand_as(scores)
+    size, reach = points.detach().norm(dim=-1, keepdim=True), centers.detach().norm(dim=-1)
+    rounding = 2 * torch.finfo(points.dtype).eps * points.shape[1] ** 0.5
+    scores = torch.addmm(centers.square().sum(-1), points, centers.T, alpha=-2)
+    return scores, rounding * torch.addcmul(reach.square(), size, reach)
 
 
-def _shares(gaps: Tensor, temperature: float | Tensor, mapping: Mapping) -> Tensor:
-    """Responsibilities (n, K).  Only gaps matter: a constant in a row of scores has no effect."""
-    if isinstance(mapping, Hard):
-        return probabilities(-gaps, HARD)
+def scaled(gaps: Tensor, temperature: float | Tensor) -> Tensor:
+    """The scores -d/T (n, K) of a mapping, up to a constant in each row, which has no effect."""
     # A positive temperature below the range of the dtype would turn 0 / T into NaN.
     tiny = torch.finfo(gaps.dtype).tiny
     if isinstance(temperature, Tensor):
@@ -383,39 +146,20 @@ def _shares(gaps: Tensor, temperature: float | Tensor, mapping: Mapping) -> Tens
         # far below the top stop at a floor without mass, and 1 / T is differentiated by itself.
         finite = temperature.clamp(tiny, torch.finfo(gaps.dtype).max)
         below = (gaps / finite.detach()).clamp_max(1e4)
-        return probabilities(below * -(finite.detach() / finite), mapping)
+        return below * -(finite.detach() / finite)
     # A tensor, because some devices divide by a number as if it were 1 / T, and T* would not hold.
-    return probabilities(gaps / gaps.new_tensor(-max(temperature, tiny)), mapping)
+    return gaps / gaps.new_tensor(-max(temperature, tiny))
 
 
-def _chunk_statistics(
-    points: Tensor,
-    centers: Tensor,
-    weight: Tensor,
-    temperature: float | Tensor,
-    mapping: Mapping,
-    shift: Tensor,
-) -> Statistics:
-    x, c = points - shift, centers - shift
-    near, gaps, labels = _distances(x, c)
-    p = _shares(gaps, temperature, mapping)  # (n, K)
-    wp = weight.unsqueeze(-1) * p
-    mass = wide(wp.sum(0))
-    margin = _margins(gaps, labels)
-    present = weight > 0
-    cost = torch.where(present, weight * margin, 0.0)
-    hard = margin >= mapping.one_hot_margin * (0.0 if isinstance(mapping, Hard) else temperature)
-    free = _free(near, gaps, p, temperature, mapping)
-    return Statistics(
-        mass=mass,
-        moment=wide(wp.T @ x) + mass.unsqueeze(-1) * wide(shift),
-        distortion=wide(wp.T @ near + (wp * gaps).sum(0)),
-        removal_cost=torch.zeros_like(mass).index_add(0, labels, wide(cost)),
-        free_energy=reduce(wide(free), wide(weight), "sum"),
-        inertia=reduce(wide(near), wide(weight), "sum"),
-        hard_mass=wide(torch.where(hard, weight, 0.0)).sum(),
-        smallest_margin=smallest(torch.where(present, margin, math.inf)),
-    )
+def shares(gaps: Tensor, temperature: Tensor, mapping: Mapping) -> Tensor:
+    """Responsibilities (n, K), as the formulas of the mapping give them."""
+    scores = -gaps if isinstance(mapping, Hard) else scaled(gaps, temperature)
+    return probabilities(scores, mapping, fast=False)
+
+
+def margins_of(gaps: Tensor, labels: Tensor) -> Tensor:
+    """The second smallest gap (n,) of each row; infinite where there is no second center."""
+    return gaps.scatter(-1, labels.unsqueeze(-1), math.inf).amin(-1)
 
 
 def smallest(values: Tensor) -> Tensor:
@@ -423,58 +167,166 @@ def smallest(values: Tensor) -> Tensor:
     return torch.cat([values, values.new_full((1,), math.inf)]).amin()
 
 
-def _free(
-    near: Tensor, gaps: Tensor, p: Tensor, temperature: float | Tensor, mapping: Mapping
-) -> Tensor:
+def free(near: Tensor, gaps: Tensor, p: Tensor, temperature: Tensor, mapping: Mapping) -> Tensor:
     """<p, d> - T H(p) of each row (n,); T H is 0 where H is 0, at infinite T too."""
     entropy = mapping.entropy(p)
     return near + (p * gaps).sum(-1) - torch.where(entropy == 0, 0.0, temperature * entropy)
 
 
-class _FreeEnergy(torch.autograd.Function):
-    """min_p <p, d_i> - T H(p) for each point, with gradients that recompute p chunk by chunk."""
+# The operators: nearest, statistics, free energy, and the derivatives of the last two
 
-    @staticmethod
-    def forward(points: Tensor, centers: Tensor, temperature: Tensor, mapping: Mapping) -> Tensor:
-        shift = common_shift(centers)
 
-        def term(x: Tensor) -> tuple[Tensor]:
-            near, gaps, _ = _distances(x - shift, centers - shift)
-            p = _shares(gaps, temperature, mapping)
-            return (_free(near, gaps, p, temperature, mapping),)
+def squared_distances_formula(points: Tensor, centers: Tensor) -> Tensor:
+    """d_ij (N, K)."""
+    shift = common_shift(centers)
+    near, gaps, _ = distances(points - shift, centers - shift)
+    return near.unsqueeze(-1) + gaps
 
-        return joined(map(term, rows(points, centers)), len(points))[0]
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.mapping = inputs
-        ctx.save_for_backward(*tensors)
+def responsibilities_formula(
+    points: Tensor, centers: Tensor, temperature: Tensor, mapping: str | Mapping
+) -> Tensor:
+    """p_ij (N, K)."""
+    shift = common_shift(centers)
+    _, gaps, _ = distances(points - shift, centers - shift)
+    return shares(gaps, temperature, rule_at(mapping, temperature))
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        points, centers, temperature = ctx.saved_tensors
-        shift = common_shift(centers)
-        c = centers - shift
-        to_centers = torch.zeros_like(wide(centers))
-        to_temperature = torch.zeros_like(wide(temperature))
 
-        def to_points(x: Tensor, g: Tensor) -> tuple[Tensor]:
-            nonlocal to_centers, to_temperature
-            x = x - shift
-            _, gaps, _ = _distances(x, c)
-            p = _shares(gaps, temperature, ctx.mapping)
-            gp = g.unsqueeze(-1) * p
-            to_centers = to_centers + 2 * (wide(gp.sum(0)).unsqueeze(-1) * c - wide(gp.T @ x))
-            to_temperature = to_temperature - wide(g * ctx.mapping.entropy(p)).sum()
-            return (2 * g.unsqueeze(-1) * (x - p @ c),)
+def nearest_formula(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Labels, squared distances to them, margins: (N,) each."""
+    shift = common_shift(centers)
 
-        chunks = map(to_points, rows(points, centers), rows(gradient, centers))
-        return (
-            joined(chunks, len(points))[0],
-            to_centers.to(centers.dtype),
-            to_temperature.to(temperature.dtype),
-            None,
+    def found(x: Tensor) -> tuple[Tensor, ...]:
+        near, gaps, labels = distances(x - shift, centers - shift)
+        return labels, near, margins_of(gaps, labels)
+
+    labels, near, margins = joined(map(found, rows(points, centers)), len(points))
+    return labels, near, margins
+
+
+def free_energy_formula(
+    points: Tensor, centers: Tensor, temperature: Tensor, mapping: str | Mapping
+) -> Tensor:
+    """min_p <p, d_i> - T H(p) of each point (N,)."""
+    rule, shift = rule_at(mapping, temperature), common_shift(centers)
+
+    def term(x: Tensor) -> tuple[Tensor]:
+        near, gaps, _ = distances(x - shift, centers - shift)
+        return (free(near, gaps, shares(gaps, temperature, rule), temperature, rule),)
+
+    return joined(map(term, rows(points, centers)), len(points))[0]
+
+
+def statistics_formula(
+    points: Tensor, centers: Tensor, weight: Tensor, temperature: Tensor, mapping: str | Mapping
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Mass, moment, distortion, energies (free, inertia), removal cost, hardness (mass, margin)."""
+    rule, shift = rule_at(mapping, temperature), common_shift(centers)
+    chunks = zip(*(rows(t, centers) for t in (points, weight)), strict=True)
+    parts = (chunk_statistics(x, centers, w, temperature, rule, shift) for x, w in chunks)
+    return functools.reduce(operator.add, parts).parts()
+
+
+def chunk_statistics(
+    points: Tensor,
+    centers: Tensor,
+    weight: Tensor,
+    temperature: Tensor,
+    mapping: Mapping,
+    shift: Tensor,
+) -> Statistics:
+    x, c = points - shift, centers - shift
+    near, gaps, labels = distances(x, c)
+    p = shares(gaps, temperature, mapping)  # (n, K)
+    wp = weight.unsqueeze(-1) * p
+    mass = wide(wp.sum(0))
+    margin = margins_of(gaps, labels)
+    present = weight > 0
+    cost = torch.where(present, weight * margin, 0.0)
+    hard = margin >= (0.0 if isinstance(mapping, Hard) else mapping.one_hot_margin * temperature)
+    terms = free(near, gaps, p, temperature, mapping)
+    return Statistics(
+        mass=mass,
+        moment=wide(wp.T @ x) + mass.unsqueeze(-1) * wide(shift),
+        distortion=wide(wp.T @ near + (wp * gaps).sum(0)),
+        free_energy=reduce(wide(terms), wide(weight), "sum"),
+        inertia=reduce(wide(near), wide(weight), "sum"),
+        removal_cost=torch.zeros_like(mass).index_add(0, labels, wide(cost)),
+        hard_mass=wide(torch.where(hard, weight, 0.0)).sum(),
+        smallest_margin=smallest(torch.where(present, margin, math.inf)),
+    )
+
+
+def statistics_vjp_formula(
+    points: Tensor,
+    centers: Tensor,
+    weight: Tensor,
+    temperature: Tensor,
+    mapping: str | Mapping,
+    to_mass: Tensor | None,
+    to_moment: Tensor | None,
+    to_distortion: Tensor | None,
+    to_energies: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Derivatives by points, centers, weights and temperature from those by the statistics.
+
+    All of them follow from c_ij, the derivative by the squared distance d_ij:
+    2 (sum_j c_ij x_i - sum_j c_ij mu_j) for a point, 2 (sum_i c_ij mu_j - sum_i c_ij x_i) for a
+    center.  Without derivatives by mass, moment and distortion p is at its optimum and
+    c_ij = w_i p_ij; with them, its own derivative comes in.
+    """
+    rule, shift = rule_at(mapping, temperature), common_shift(centers)
+    c = centers - shift
+    through = to_mass is not None and to_moment is not None and to_distortion is not None
+    to_free, to_inertia = to_energies.to(points.dtype).unbind()
+    mass, moment = torch.zeros_like(wide(centers[:, 0])), torch.zeros_like(wide(centers))
+    to_temperature = torch.zeros_like(wide(centers[0, 0]))
+
+    def pulled(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal mass, moment, to_temperature
+        x = x - shift
+        near, gaps, labels = distances(x, c)
+        p = shares(gaps, temperature, rule)
+        at_label = torch.zeros_like(p).scatter(-1, labels.unsqueeze(-1), 1.0)
+        by_distance = to_free * p + to_inertia * at_label
+        energy = torch.where(to_free == 0, 0.0, to_free * free(near, gaps, p, temperature, rule))
+        by_weight = energy + to_inertia * near
+        by_temperature = -to_free * rule.entropy(p)
+        by_point = torch.zeros_like(x)
+        if through:
+            d = near.unsqueeze(-1) + gaps
+            value = to_mass + (x + shift) @ to_moment.T + d * to_distortion
+            drift = rule.vjp(p, value) / temperature.clamp_min(torch.finfo(x.dtype).tiny)
+            by_distance = by_distance + p * to_distortion - drift
+            by_weight = by_weight + (p * value).sum(-1)
+            slope = torch.where(drift == 0, 0.0, drift * gaps / temperature)
+            by_temperature = by_temperature + slope.sum(-1)
+            by_point = p @ to_moment
+        by_distance = w.unsqueeze(-1) * by_distance
+        mass = mass + wide(by_distance.sum(0))
+        moment = moment + wide(by_distance.T @ x)
+        to_temperature = to_temperature + wide(w * by_temperature).sum()
+        pull = by_distance.sum(-1, keepdim=True) * x - by_distance @ c
+        return 2 * pull + w.unsqueeze(-1) * by_point, by_weight
+
+    if through:
+        to_mass, to_moment, to_distortion = (
+            t.to(points.dtype) for t in (to_mass, to_moment, to_distortion)
         )
+    chunks = map(pulled, rows(points, centers), rows(weight, centers))
+    to_points, to_weight = joined(chunks, len(points))
+    to_centers = 2 * (mass.unsqueeze(-1) * wide(c) - moment)
+    return (
+        to_points,
+        to_centers.to(centers.dtype),
+        to_weight,
+        to_temperature.to(temperature.dtype),
+    )
+
+
+def rule_at(mapping: str | Mapping, temperature: Tensor) -> Mapping:
+    """The mapping to compute with: at T = 0 each is the hard one."""
+    return get_mapping("hard" if temperature == 0 else mapping)
 
 
 def rows(values: Tensor, centers: Tensor) -> Iterator[Tensor]:
@@ -533,7 +385,189 @@ def reduce(terms: Tensor, weight: Tensor, reduction: str) -> Tensor:
     raise ValueError(f'reduction={reduction!r} is unknown: use "mean", "sum" or "none".')
 
 
-def _limit(mapping: str | Mapping, temperature: float | Tensor) -> tuple[Mapping, float | Tensor]:
-    """The mapping and temperature to compute with: at T = 0 every mapping is the hard one."""
-    rule = get_mapping(mapping)
-    return (HARD if check_temperature(temperature) == 0 else rule), temperature
+squared_distances = torch.library.custom_op(
+    "entmeans::squared_distances",
+    squared_distances_formula,
+    mutates_args=(),
+    schema="(Tensor points, Tensor centers) -> Tensor",
+)
+responsibilities = torch.library.custom_op(
+    "entmeans::responsibilities",
+    responsibilities_formula,
+    mutates_args=(),
+    schema="(Tensor points, Tensor centers, Tensor temperature, str mapping) -> Tensor",
+)
+nearest = torch.library.custom_op(
+    "entmeans::nearest",
+    nearest_formula,
+    mutates_args=(),
+    schema="(Tensor points, Tensor centers) -> (Tensor, Tensor, Tensor)",
+)
+free_energy = torch.library.custom_op(
+    "entmeans::free_energy",
+    free_energy_formula,
+    mutates_args=(),
+    schema="(Tensor points, Tensor centers, Tensor temperature, str mapping) -> Tensor",
+)
+statistics = torch.library.custom_op(
+    "entmeans::statistics",
+    statistics_formula,
+    mutates_args=(),
+    schema="(Tensor points, Tensor centers, Tensor weight, Tensor temperature, str mapping)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+statistics_vjp = torch.library.custom_op(
+    "entmeans::statistics_vjp",
+    statistics_vjp_formula,
+    mutates_args=(),
+    schema="(Tensor points, Tensor centers, Tensor weight, Tensor temperature, str mapping,"
+    " Tensor? to_mass, Tensor? to_moment, Tensor? to_distortion, Tensor to_energies)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+@squared_distances.register_fake
+@responsibilities.register_fake
+def _(points: Tensor, centers: Tensor, *_: Any) -> Tensor:
+    return points.new_empty(len(points), len(centers))
+
+
+@nearest.register_fake
+def _(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    near = points.new_empty(len(points))
+    return near.new_empty(len(points), dtype=torch.int64), near, torch.empty_like(near)
+
+
+@free_energy.register_fake
+def _(points: Tensor, centers: Tensor, temperature: Tensor, mapping: str) -> Tensor:
+    return points.new_empty(len(points))
+
+
+@statistics.register_fake
+def _(
+    points: Tensor, centers: Tensor, weight: Tensor, temperature: Tensor, mapping: str
+) -> tuple[Tensor, ...]:
+    k, d = centers.shape
+    sizes = (k,), (k, d), (k,), (2,), (k,), (2,)
+    return tuple(points.new_empty(size, dtype=widest(points.device)) for size in sizes)
+
+
+@statistics_vjp.register_fake
+def _(points: Tensor, centers: Tensor, weight: Tensor, temperature: Tensor, *_: Any) -> Any:
+    return tuple(torch.empty_like(t) for t in (points, centers, weight, temperature))
+
+
+def statistics_pulled_back(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`statistics_vjp`, by formulas that can be differentiated again where that is asked for."""
+    mapping = arguments[4]
+    if torch.is_grad_enabled() or isinstance(mapping, Mapping):
+        return statistics_vjp_formula(*arguments)
+    return statistics_vjp(*arguments)
+
+
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *tensors, ctx.mapping = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.set_materialize_grads(False)
+
+
+def free_energy_backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+    if gradient is None:
+        return None, None, None, None
+    points, centers, temperature = ctx.saved_tensors
+    one = points.new_tensor([1.0, 0.0])
+    to_points, to_centers, _, to_temperature = statistics_pulled_back(
+        points, centers, gradient, temperature, ctx.mapping, None, None, None, one
+    )
+    return to_points, to_centers, to_temperature, None
+
+
+def statistics_backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    if all(g is None for g in gradients[:4]):
+        return None, None, None, None, None
+    points, centers, weight, temperature = ctx.saved_tensors
+    k, d = centers.shape
+    like = wide(centers[:0])
+    *through, energies = gradients[:4]
+    if any(g is not None for g in through):
+        sizes = (k,), (k, d), (k,)
+        through = [
+            like.new_zeros(n) if g is None else g for g, n in zip(through, sizes, strict=True)
+        ]
+    energies = like.new_zeros(2) if energies is None else energies
+    found = statistics_pulled_back(
+        points, centers, weight, temperature, ctx.mapping, *through, energies
+    )
+    return *found, None
+
+
+def squared_distances_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    return by_distances(*ctx.saved_tensors, gradient)
+
+
+def by_distances(points: Tensor, centers: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Derivatives by points and centers from those by all distances (N, K)."""
+    shift = common_shift(centers)
+    x, mu = points - shift, centers - shift
+    to_points = 2 * (c.sum(-1, keepdim=True) * x - c @ mu)
+    return to_points, 2 * (c.sum(0).unsqueeze(-1) * mu - c.T @ x)
+
+
+def save_responsibilities(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.mapping = inputs
+    ctx.save_for_backward(*tensors, output)
+    ctx.set_materialize_grads(False)
+
+
+def responsibilities_backward(
+    ctx: Any, gradient: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    if gradient is None:
+        return None, None, None, None
+    points, centers, temperature, p = ctx.saved_tensors
+    rule = rule_at(ctx.mapping, temperature)
+    drift = -pulled_back(p, gradient, rule) / temperature.clamp_min(torch.finfo(p.dtype).tiny)
+    to_temperature = None
+    if ctx.needs_input_grad[2]:
+        slope = -drift * squared_distances(points, centers) / temperature
+        to_temperature = torch.where(drift == 0, 0.0, slope).sum().to(temperature.dtype)
+    return *by_distances(points, centers, drift), to_temperature, None
+
+
+def save_nearest(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs, output[0])
+    ctx.mark_non_differentiable(output[0])
+
+
+def nearest_backward(
+    ctx: Any, _: Tensor, to_near: Tensor, to_margins: Tensor
+) -> tuple[Tensor, Tensor]:
+    points, centers, labels = ctx.saved_tensors
+    shift = common_shift(centers)
+    to_centers = torch.zeros_like(wide(centers))
+
+    def pulled(x: Tensor, g: Tensor, h: Tensor, label: Tensor) -> tuple[Tensor]:
+        nonlocal to_centers
+        x, c = x - shift, centers - shift
+        _, gaps, _ = distances(x, c)
+        second = gaps.detach().scatter(-1, label.unsqueeze(-1), math.inf).argmin(-1)
+        to_near, to_second = 2 * (g - h).unsqueeze(-1), 2 * h.unsqueeze(-1)
+        first, next_ = to_near * (x - c[label]), to_second * (x - c[second])
+        to_centers = to_centers.index_add(0, label, -wide(first)).index_add(0, second, -wide(next_))
+        return (first + next_,)
+
+    columns = (rows(t, centers) for t in (points, to_near, to_margins, labels))
+    return joined(map(pulled, *columns), len(points))[0], to_centers.to(centers.dtype)
+
+
+squared_distances.register_autograd(
+    squared_distances_backward,
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+responsibilities.register_autograd(responsibilities_backward, setup_context=save_responsibilities)
+nearest.register_autograd(nearest_backward, setup_context=save_nearest)
+free_energy.register_autograd(free_energy_backward, setup_context=save_inputs)
+statistics.register_autograd(statistics_backward, setup_context=save_inputs)
+_operators = squared_distances, responsibilities, nearest, free_energy, statistics, statistics_vjp
+for _operator in _operators:
+    _operator.register_vmap(batched(_operator))

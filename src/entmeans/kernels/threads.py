@@ -1,0 +1,75 @@
+"""Rows shared out among threads: any number of them, from any caller, with the same result."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+PARTS = 32
+"""Largest number of parts; more processors than that stay idle."""
+
+PART_ROWS = 1024
+"""Rows from which a part is worth its own sums."""
+
+PART_BYTES = 2**25
+"""Memory for the sums of all parts together, but for the first two parts."""
+
+THREAD_WORK = 2**20
+"""Products of numbers from which a second thread is worth waking."""
+
+_pool: ThreadPoolExecutor | None = None
+_lock = threading.Lock()
+
+
+def parts(n: int, bytes_of_sums: int = 0) -> list[tuple[int, int]]:
+    """First and last rows of parts of n rows.
+
+    They depend on the problem and not on the number of threads: sums over parts, taken in their
+    order, are then the same to the last bit for any number of threads.
+    """
+    room = PART_BYTES // max(bytes_of_sums, 1)
+    count = max(1, min(PARTS, n // PART_ROWS, max(2, room)))
+    ends = [n * i // count for i in range(count + 1)]
+    return list(itertools.pairwise(ends))
+
+
+def share_out(task: Callable[[int], None], count: int, work: int) -> None:
+    """Run ``task(i)`` for each i below count, by up to `torch.get_num_threads` threads.
+
+    The thread that calls works too, so a pool that is busy with others delays nobody.
+    """
+    threads = min(torch.get_num_threads(), count, 1 + work // THREAD_WORK)
+    left = iter(range(count))
+
+    def run() -> None:
+        for i in left:
+            task(i)
+
+    others = [_workers().submit(run) for _ in range(threads - 1)]
+    run()
+    for other in others:
+        if not other.cancel():
+            other.result()
+
+
+def _workers() -> ThreadPoolExecutor:
+    global _pool
+    with _lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="entmeans")
+        return _pool
+
+
+def _forget() -> None:
+    """Threads and locks of a parent mean nothing in its fork."""
+    global _pool, _lock
+    _pool, _lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
