@@ -212,18 +212,19 @@ def reference_temperature(
     return factor * inertia(points, centers, sample_weight, "mean").item()
 
 
-def relocate(points: Tensor, centers: Tensor, empty: Tensor, weight: Tensor) -> Tensor:
+def relocate(points: Tensor, centers: Tensor, empty: Tensor, weight: Tensor | None) -> Tensor:
     """Centers with each empty one moved onto the point that is then farthest from all of them."""
     centers = centers.clone()
     near = nearest(points, centers).distances
     for j in empty.nonzero():
-        farthest = torch.where(weight > 0, near, -1.0).argmax().unsqueeze(0)
+        candidates = near if weight is None else torch.where(weight > 0, near, -1.0)
+        farthest = candidates.argmax().unsqueeze(0)
         centers[j] = points[farthest]
         near = nearer(points, points[farthest], near)
     return centers
 
 
-def _mean_variance(points: Tensor, weight: Tensor) -> float:
+def _mean_variance(points: Tensor, weight: Tensor | None) -> float:
     """The mean variance of the features, which makes tol free of scale."""
     mean = statistics(points, points[:1], 0.0, HARD, weight).centers(points[:1])
     return inertia(points, mean, weight, "mean").item() / points.shape[1]
@@ -234,7 +235,7 @@ def _result(
     centers: Tensor,
     temperature: float,
     mapping: Mapping,
-    weight: Tensor,
+    weight: Tensor | None,
     history: list[Step],
     stop_reason: StopReason,
 ) -> FitResult:

@@ -161,12 +161,13 @@ def free_energy(
     (5.0, [2.0, -4.0])
     """
     points, centers = same_kind(points, centers)
+    weight = weights(sample_weight, points)
     rule, t = _limit(mapping, temperature), _scalar(temperature)
     if built_in(rule):
-        terms = step.free_energy(points, centers, t, rule.name)
+        terms, sum_ = step.free_energy(points, centers, weight, t, rule.name)
     else:
-        terms = step.free_energy_formula(points, centers, t, rule)
-    return reduce(terms, weights(sample_weight, points), reduction)
+        terms, sum_ = step.free_energy_formula(points, centers, weight, t, rule)
+    return _reduced(terms, sum_, weight, reduction)
 
 
 def expected_distortion(
@@ -191,9 +192,9 @@ def expected_distortion(
     """
     points, centers = same_kind(points, centers)
     weight = weights(sample_weight, points)
-    if reduction in ("sum", "mean"):
-        found = statistics(points, centers, temperature, mapping, weight).distortion.sum()
-        return (found if reduction == "sum" else found / total(weight)).to(points.dtype)
+    if reduction != "none":
+        found = statistics(points, centers, temperature, mapping, weight)
+        return _reduced(points[:, 0], found.distortion.sum(), weight, reduction)
     terms = []
     for x in rows(points, centers):
         d = squared_distances(x, centers)
@@ -219,7 +220,9 @@ def inertia(
     >>> entmeans.inertia(torch.tensor([[0.0], [1.0], [7.0]]), torch.tensor([[1.0], [5.0]]))
     tensor(5.)
     """
-    return free_energy(points, centers, 0.0, HARD, sample_weight, reduction)
+    points, centers = same_kind(points, centers)
+    weight = weights(sample_weight, points)
+    return reduce(step.nearest(points, centers)[1], weight, reduction)
 
 
 class Nearest(NamedTuple):
@@ -255,6 +258,14 @@ def nearest(points: Tensor, centers: Tensor) -> Nearest:
     """
     points, centers = same_kind(points, centers)
     return Nearest(*step.nearest(points, centers))
+
+
+def _reduced(terms: Tensor, sum_: Tensor, weight: Tensor | None, reduction: str) -> Tensor:
+    """`reduce`, for terms whose weighted sum is known."""
+    if reduction in ("sum", "mean"):
+        mean = reduction == "mean"
+        return (sum_ / total(weight, terms) if mean else sum_).to(terms.dtype)
+    return reduce(terms, weight, reduction)
 
 
 def _limit(mapping: str | Mapping, temperature: float | Tensor) -> Mapping:

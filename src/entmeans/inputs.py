@@ -51,10 +51,10 @@ def check_count(value: Any, name: str, lowest: int = 1) -> None:
         raise ValueError(f"{name} must be an integer of {lowest} or more, got {value!r}.")
 
 
-def weights(sample_weight: Tensor | None, points: Tensor) -> Tensor:
-    """Weights (N,) in the dtype of the points; all 1 where none are given."""
+def weights(sample_weight: Tensor | None, points: Tensor) -> Tensor | None:
+    """Weights (N,) in the dtype of the points; None, where none are given, is 1 for all."""
     if sample_weight is None:
-        return points.new_ones(len(points))
+        return None
     if not isinstance(sample_weight, Tensor):
         raise TypeError(
             f"sample_weight must be a torch tensor, got {type(sample_weight).__name__}."
@@ -67,9 +67,11 @@ def weights(sample_weight: Tensor | None, points: Tensor) -> Tensor:
     return sample_weight.to(points.dtype)
 
 
-def checked_weights(sample_weight: Tensor | None, points: Tensor) -> Tensor:
+def checked_weights(sample_weight: Tensor | None, points: Tensor) -> Tensor | None:
     """`weights` whose values are looked at too: finite, not negative, not all zero."""
     weight = weights(sample_weight, points)
+    if weight is None:
+        return None
     low, high = (v.item() for v in weight.aminmax())
     if not (low >= 0 and 0 < high * len(points) < torch.finfo(weight.dtype).max):
         raise ValueError(
@@ -77,6 +79,11 @@ def checked_weights(sample_weight: Tensor | None, points: Tensor) -> Tensor:
             f"overflow {weight.dtype}: its smallest is {low}, its largest {high}."
         )
     return weight
+
+
+def ones(weight: Tensor | None, points: Tensor) -> Tensor:
+    """The weights, written out where there are none."""
+    return points.new_ones(len(points)) if weight is None else weight
 
 
 def check_temperature(value: Any, name: str = "temperature") -> float:

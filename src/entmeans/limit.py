@@ -12,6 +12,7 @@ from .inputs import (
     check_count,
     check_temperature,
     checked_weights,
+    ones,
     same_kind,
     some_points,
     weights,
@@ -56,7 +57,7 @@ def free_energy_bounds(
     points, centers = same_kind(points, centers)
     check_temperature(temperature)
     upper = inertia(points, centers, sample_weight, reduction)
-    weight = weights(sample_weight, points).to(upper.dtype)
+    weight = ones(weights(sample_weight, points), points)
     share = {"none": weight, "sum": weight.sum(), "mean": torch.ones_like(upper)}[reduction]
     entropy = get_mapping(mapping).max_entropy(len(centers))
     gap = torch.where(share == 0, 0.0, temperature * share) * entropy
@@ -97,9 +98,10 @@ def hardening_temperature(
     return one_hot_temperature(margins, weights(sample_weight, points), get_mapping(mapping))
 
 
-def one_hot_temperature(margins: Tensor, weight: Tensor, mapping: Mapping) -> Tensor:
+def one_hot_temperature(margins: Tensor, weight: Tensor | None, mapping: Mapping) -> Tensor:
     """The highest temperature at which points of these margins and weights (N,) are all one-hot."""
-    margin = smallest(torch.where(weight > 0, margins, math.inf))
+    present = margins if weight is None else torch.where(weight > 0, margins, math.inf)
+    margin = smallest(present)
     if isinstance(mapping, Hard):
         return torch.full_like(margin, math.inf)
     return torch.where(margin.isinf(), margin, margin / mapping.one_hot_margin)
@@ -192,14 +194,14 @@ def critical_temperature(
     weight = checked_weights(sample_weight, points)
     mean, total = _mean(points, weight)
     scatter = wide(torch.zeros_like(points[0]).outer(points[0]))
-    for x, w in zip(*(rows(t, scatter) for t in (points, weight)), strict=True):
+    for x, w in zip(*(rows(t, scatter) for t in (points, ones(weight, points))), strict=True):
         scatter = scatter + wide((x - mean).T @ (w.unsqueeze(-1) * (x - mean)))
     eigenvalue = torch.linalg.eigvalsh(scatter / total)[-1].to(points.dtype)
     uniform = eigenvalue.new_tensor(1 / n_clusters)
     return 2 * n_clusters * rule.sensitivity(uniform) * eigenvalue
 
 
-def _mean(points: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def _mean(points: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """The weighted mean of the points (D,) and the sum of the weights."""
     total = statistics(points, points[:1], 0.0, "hard", weight)
     return total.centers(points[:1])[0], total.mass[0]

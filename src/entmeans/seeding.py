@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from .inputs import check_count, checked_weights, some_points, wide, widest
+from .inputs import check_count, checked_weights, ones, some_points, wide, widest
 from .step import joined, rows
 
 
@@ -81,7 +81,7 @@ def kmeans_plusplus(
     """
     check_count(n_clusters, "n_clusters")
     points = some_points(points)
-    weight = checked_weights(sample_weight, points)
+    weight = ones(checked_weights(sample_weight, points), points)
     weight = weight / weight.amax()
     usual = 2 + int(math.log(n_clusters))
     trials = 4 * usual if n_local_trials is None else n_local_trials
@@ -121,7 +121,7 @@ def random_centers(
     """
     check_count(n_clusters, "n_clusters")
     points = some_points(points)
-    weight = checked_weights(sample_weight, points)
+    weight = ones(checked_weights(sample_weight, points), points)
     weight = weight / weight.amax()
     sampler = Sampler(points, generator)
     left, chosen = weight, []

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .inputs import wide, widest
+from .inputs import ones, wide, widest
 from .mappings import Hard, Mapping, batched, get_mapping, probabilities, pulled_back
 
 CHUNK_ELEMENTS = 2**18
@@ -205,24 +205,33 @@ def nearest_formula(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def free_energy_formula(
-    points: Tensor, centers: Tensor, temperature: Tensor, mapping: str | Mapping
-) -> Tensor:
-    """min_p <p, d_i> - T H(p) of each point (N,)."""
+    points: Tensor,
+    centers: Tensor,
+    weight: Tensor | None,
+    temperature: Tensor,
+    mapping: str | Mapping,
+) -> tuple[Tensor, Tensor]:
+    """min_p <p, d_i> - T H(p) of each point (N,), and their weighted sum."""
     rule, shift = rule_at(mapping, temperature), common_shift(centers)
 
     def term(x: Tensor) -> tuple[Tensor]:
         near, gaps, _ = distances(x - shift, centers - shift)
         return (free(near, gaps, shares(gaps, temperature, rule), temperature, rule),)
 
-    return joined(map(term, rows(points, centers)), len(points))[0]
+    terms = joined(map(term, rows(points, centers)), len(points))[0]
+    return terms, wide(weighted_sum(terms, weight))
 
 
 def statistics_formula(
-    points: Tensor, centers: Tensor, weight: Tensor, temperature: Tensor, mapping: str | Mapping
+    points: Tensor,
+    centers: Tensor,
+    weight: Tensor | None,
+    temperature: Tensor,
+    mapping: str | Mapping,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Mass, moment, distortion, energies (free, inertia), removal cost, hardness (mass, margin)."""
     rule, shift = rule_at(mapping, temperature), common_shift(centers)
-    chunks = zip(*(rows(t, centers) for t in (points, weight)), strict=True)
+    chunks = zip(*(rows(t, centers) for t in (points, ones(weight, points))), strict=True)
     parts = (chunk_statistics(x, centers, w, temperature, rule, shift) for x, w in chunks)
     return functools.reduce(operator.add, parts).parts()
 
@@ -249,8 +258,8 @@ def chunk_statistics(
         mass=mass,
         moment=wide(wp.T @ x) + mass.unsqueeze(-1) * wide(shift),
         distortion=wide(wp.T @ near + (wp * gaps).sum(0)),
-        free_energy=reduce(wide(terms), wide(weight), "sum"),
-        inertia=reduce(wide(near), wide(weight), "sum"),
+        free_energy=weighted_sum(terms, weight),
+        inertia=weighted_sum(near, weight),
         removal_cost=torch.zeros_like(mass).index_add(0, labels, wide(cost)),
         hard_mass=wide(torch.where(hard, weight, 0.0)).sum(),
         smallest_margin=smallest(torch.where(present, margin, math.inf)),
@@ -260,7 +269,7 @@ def chunk_statistics(
 def statistics_vjp_formula(
     points: Tensor,
     centers: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     temperature: Tensor,
     mapping: str | Mapping,
     to_mass: Tensor | None,
@@ -313,7 +322,7 @@ def statistics_vjp_formula(
         to_mass, to_moment, to_distortion = (
             t.to(points.dtype) for t in (to_mass, to_moment, to_distortion)
         )
-    chunks = map(pulled, rows(points, centers), rows(weight, centers))
+    chunks = map(pulled, rows(points, centers), rows(ones(weight, points), centers))
     to_points, to_weight = joined(chunks, len(points))
     to_centers = 2 * (mass.unsqueeze(-1) * wide(c) - moment)
     return (
@@ -367,21 +376,36 @@ def common_shift(centers: Tensor) -> Tensor:
     return torch.where(grid > 0, (mean / grid).round() * grid, mean)
 
 
-def total(values: Tensor) -> Tensor:
-    """The sum of values (N,), in an order that does not depend on the number of threads."""
-    return torch.stack([wide(part).sum() for part in values.split(CHUNK_ROWS)]).sum()
-
-
-def reduce(terms: Tensor, weight: Tensor, reduction: str) -> Tensor:
-    """Weighted terms (N,) as they are, their sum, or their mean, in the dtype of the terms."""
+def weighted(terms: Tensor, weight: Tensor | None) -> Tensor:
+    """w_i times each term (N,)."""
+    if weight is None:
+        return terms
     # At infinite temperature a term may be -inf, which must not count where the weight is 0.
-    weighted = torch.where((weight == 0) & terms.isinf(), 0.0, weight * terms)
+    return torch.where((weight == 0) & terms.isinf(), 0.0, weight * terms)
+
+
+def weighted_sum(terms: Tensor, weight: Tensor | None) -> Tensor:
+    """sum_i w_i times each term, in an order that does not depend on the number of threads."""
+    weights = itertools.repeat(None) if weight is None else weight.split(CHUNK_ROWS)
+    parts = zip(terms.split(CHUNK_ROWS), weights, strict=False)
+    return torch.stack(
+        [weighted(wide(t), None if w is None else wide(w)).sum() for t, w in parts]
+    ).sum()
+
+
+def total(weight: Tensor | None, points: Tensor) -> Tensor | int:
+    """The sum of the weights."""
+    return len(points) if weight is None else weighted_sum(weight, None)
+
+
+def reduce(terms: Tensor, weight: Tensor | None, reduction: str) -> Tensor:
+    """Weighted terms (N,) as they are, their sum, or their mean, in the dtype of the terms."""
     if reduction == "none":
-        return weighted
+        return weighted(terms, weight)
     if reduction == "sum":
-        return total(weighted).to(terms.dtype)
+        return weighted_sum(terms, weight).to(terms.dtype)
     if reduction == "mean":
-        return (total(weighted) / total(weight)).to(terms.dtype)
+        return (weighted_sum(terms, weight) / total(weight, terms)).to(terms.dtype)
     raise ValueError(f'reduction={reduction!r} is unknown: use "mean", "sum" or "none".')
 
 
@@ -407,20 +431,21 @@ free_energy = torch.library.custom_op(
     "entmeans::free_energy",
     free_energy_formula,
     mutates_args=(),
-    schema="(Tensor points, Tensor centers, Tensor temperature, str mapping) -> Tensor",
+    schema="(Tensor points, Tensor centers, Tensor? weight, Tensor temperature, str mapping)"
+    " -> (Tensor, Tensor)",
 )
 statistics = torch.library.custom_op(
     "entmeans::statistics",
     statistics_formula,
     mutates_args=(),
-    schema="(Tensor points, Tensor centers, Tensor weight, Tensor temperature, str mapping)"
+    schema="(Tensor points, Tensor centers, Tensor? weight, Tensor temperature, str mapping)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 statistics_vjp = torch.library.custom_op(
     "entmeans::statistics_vjp",
     statistics_vjp_formula,
     mutates_args=(),
-    schema="(Tensor points, Tensor centers, Tensor weight, Tensor temperature, str mapping,"
+    schema="(Tensor points, Tensor centers, Tensor? weight, Tensor temperature, str mapping,"
     " Tensor? to_mass, Tensor? to_moment, Tensor? to_distortion, Tensor to_energies)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
 )
@@ -439,22 +464,23 @@ def _(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @free_energy.register_fake
-def _(points: Tensor, centers: Tensor, temperature: Tensor, mapping: str) -> Tensor:
-    return points.new_empty(len(points))
+def _(points: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return points.new_empty(len(points)), points.new_empty((), dtype=widest(points.device))
 
 
 @statistics.register_fake
-def _(
-    points: Tensor, centers: Tensor, weight: Tensor, temperature: Tensor, mapping: str
-) -> tuple[Tensor, ...]:
+def _(points: Tensor, centers: Tensor, *_: Any) -> tuple[Tensor, ...]:
     k, d = centers.shape
     sizes = (k,), (k, d), (k,), (2,), (k,), (2,)
     return tuple(points.new_empty(size, dtype=widest(points.device)) for size in sizes)
 
 
 @statistics_vjp.register_fake
-def _(points: Tensor, centers: Tensor, weight: Tensor, temperature: Tensor, *_: Any) -> Any:
-    return tuple(torch.empty_like(t) for t in (points, centers, weight, temperature))
+def _(
+    points: Tensor, centers: Tensor, weight: Tensor | None, temperature: Tensor, *_: Any
+) -> tuple[Tensor, ...]:
+    to_weight = points.new_empty(len(points))
+    return *map(torch.empty_like, (points, centers)), to_weight, torch.empty_like(temperature)
 
 
 def statistics_pulled_back(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -471,15 +497,24 @@ def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.set_materialize_grads(False)
 
 
-def free_energy_backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-    if gradient is None:
-        return None, None, None, None
-    points, centers, temperature = ctx.saved_tensors
-    one = points.new_tensor([1.0, 0.0])
-    to_points, to_centers, _, to_temperature = statistics_pulled_back(
-        points, centers, gradient, temperature, ctx.mapping, None, None, None, one
+def free_energy_backward(
+    ctx: Any, to_terms: Tensor | None, to_sum: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    points, centers, weight, temperature = ctx.saved_tensors
+    if to_terms is None and to_sum is None:
+        return None, None, None, None, None
+    if to_terms is None:
+        factor, given = to_sum, weight
+    else:
+        factor = torch.ones_like(to_terms[:1]).sum()
+        given = to_terms if to_sum is None else to_terms + to_sum * ones(weight, points)
+    energies = torch.stack([wide(factor), wide(torch.zeros_like(factor))])
+    to_points, to_centers, to_weight, to_temperature = statistics_pulled_back(
+        points, centers, given, temperature, ctx.mapping, None, None, None, energies
     )
-    return to_points, to_centers, to_temperature, None
+    if to_terms is not None:
+        to_weight = None if to_sum is None else to_sum * to_weight
+    return to_points, to_centers, None if weight is None else to_weight, to_temperature, None
 
 
 def statistics_backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -495,10 +530,10 @@ def statistics_backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | N
             like.new_zeros(n) if g is None else g for g, n in zip(through, sizes, strict=True)
         ]
     energies = like.new_zeros(2) if energies is None else energies
-    found = statistics_pulled_back(
+    to_points, to_centers, to_weight, to_temperature = statistics_pulled_back(
         points, centers, weight, temperature, ctx.mapping, *through, energies
     )
-    return *found, None
+    return to_points, to_centers, None if weight is None else to_weight, to_temperature, None
 
 
 def squared_distances_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -537,27 +572,38 @@ def responsibilities_backward(
 def save_nearest(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*inputs, output[0])
     ctx.mark_non_differentiable(output[0])
+    ctx.set_materialize_grads(False)
 
 
 def nearest_backward(
-    ctx: Any, _: Tensor, to_near: Tensor, to_margins: Tensor
-) -> tuple[Tensor, Tensor]:
+    ctx: Any, _: None, to_near: Tensor | None, to_margins: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """A margin pulls at two distances; which is the second is found again where that matters."""
     points, centers, labels = ctx.saved_tensors
+    pulls = []
+    if to_margins is not None:
+        to_near = -to_margins if to_near is None else to_near - to_margins
+        pulls.append((_seconds(points, centers, labels), to_margins))
+    if to_near is not None:
+        pulls.append((labels, to_near))
+    to_points, to_centers = torch.zeros_like(points), torch.zeros_like(wide(centers))
+    for label, gradient in pulls:
+        pull = 2 * gradient.unsqueeze(-1) * (points - centers[label])
+        to_points = to_points + pull
+        to_centers = to_centers.index_add(0, label, -wide(pull))
+    return to_points, to_centers.to(centers.dtype)
+
+
+def _seconds(points: Tensor, centers: Tensor, labels: Tensor) -> Tensor:
+    """The second nearest center of each point (N,); the nearest where there is no other."""
     shift = common_shift(centers)
-    to_centers = torch.zeros_like(wide(centers))
 
-    def pulled(x: Tensor, g: Tensor, h: Tensor, label: Tensor) -> tuple[Tensor]:
-        nonlocal to_centers
-        x, c = x - shift, centers - shift
-        _, gaps, _ = distances(x, c)
-        second = gaps.detach().scatter(-1, label.unsqueeze(-1), math.inf).argmin(-1)
-        to_near, to_second = 2 * (g - h).unsqueeze(-1), 2 * h.unsqueeze(-1)
-        first, next_ = to_near * (x - c[label]), to_second * (x - c[second])
-        to_centers = to_centers.index_add(0, label, -wide(first)).index_add(0, second, -wide(next_))
-        return (first + next_,)
+    def second(x: Tensor, label: Tensor) -> tuple[Tensor]:
+        _, gaps, _ = distances(x - shift, centers - shift)
+        return (gaps.detach().scatter(-1, label.unsqueeze(-1), math.inf).argmin(-1),)
 
-    columns = (rows(t, centers) for t in (points, to_near, to_margins, labels))
-    return joined(map(pulled, *columns), len(points))[0], to_centers.to(centers.dtype)
+    chunks = map(second, rows(points, centers), rows(labels, centers))
+    return joined(chunks, len(points))[0]
 
 
 squared_distances.register_autograd(

@@ -43,7 +43,8 @@ def compiled() -> ModuleType:
 
 def flat(tensor: Tensor) -> Array:
     """The numbers of a tensor, row by row, without a copy where none is needed."""
-    return tensor.detach().contiguous().view(-1).numpy()
+    # By NumPy: a copy by torch would wake its threads, which then wait for more in a busy loop.
+    return np.ascontiguousarray(tensor.detach().numpy()).reshape(-1)
 
 
 class Problem:
@@ -69,6 +70,9 @@ class Problem:
         margin = get_mapping(mapping).one_hot_margin * within if self.kind else 0.0
         self.temperature = self.dtype(within if self.kind else 1.0)
         self.threshold = self.dtype(margin if margin <= kind.max else np.inf)
+
+    def weights(self, weight: Tensor | None) -> Array:
+        return np.ones(self.n, self.dtype) if weight is None else flat(weight)
 
     def parts(self) -> list[tuple[int, int]]:
         """First and last rows of each part, where parts have sums of their own."""
@@ -122,18 +126,43 @@ def nearest(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return out
 
 
-def free_energy(points: Tensor, centers: Tensor, temperature: Tensor, mapping: str) -> Tensor:
+def free_energy(
+    points: Tensor, centers: Tensor, weight: Tensor | None, temperature: Tensor, mapping: str
+) -> tuple[Tensor, Tensor]:
     p = Problem(points, centers, temperature.item(), mapping)
-    out, given = points.new_empty(p.n), (centers, temperature, mapping)
-    p.by_row(p.kernels.free_energy_rows, step.free_energy_formula, points, given, out)
-    return out
+    w, ends = p.weights(weight), parts(p.n)
+    terms, sums = points.new_empty(p.n), np.zeros((len(ends), 1))
+    out = flat(terms)
+
+    def task(i: int, first: int, last: int) -> None:
+        p.kernels.free_energy_rows(
+            p.points,
+            p.bad,
+            w,
+            first,
+            last,
+            p.centers,
+            step.DIFFERENCES,
+            p.kind,
+            p.temperature,
+            out,
+            sums[i],
+        )
+
+    bad = p.run(ends, task)
+    total = torch.tensor(added(sums)[0], dtype=torch.float64)
+    if bad is not None:
+        given = centers, torch.from_numpy(w)[bad], temperature, mapping
+        terms[bad], rest = step.free_energy_formula(points[bad], *given)
+        total = total + rest
+    return terms, total
 
 
 def statistics(
-    points: Tensor, centers: Tensor, weight: Tensor, temperature: Tensor, mapping: str
+    points: Tensor, centers: Tensor, weight: Tensor | None, temperature: Tensor, mapping: str
 ) -> tuple[Tensor, ...]:
     p = Problem(points, centers, temperature.item(), mapping)
-    w, ends = flat(weight), p.parts()
+    w, ends = p.weights(weight), p.parts()
     n = len(ends)
     mass, moment = np.zeros((n, p.high)), np.zeros((n, p.high * p.width))
     distortion, cost, totals = np.zeros((n, p.k)), np.zeros((n, p.k)), np.zeros((n, 4))
@@ -173,14 +202,15 @@ def statistics(
     found = tuple(torch.from_numpy(a) for a in arrays)
     if bad is None:
         return found
-    rest = step.statistics_formula(points[bad], centers, weight[bad], temperature, mapping)
+    given = centers, torch.from_numpy(w)[bad], temperature, mapping
+    rest = step.statistics_formula(points[bad], *given)
     return (step.Statistics.of(found) + step.Statistics.of(rest)).parts()
 
 
 def statistics_vjp(
     points: Tensor,
     centers: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     temperature: Tensor,
     mapping: str,
     to_mass: Tensor | None,
@@ -198,7 +228,7 @@ def statistics_vjp(
         by_distortion[: p.k] = flat(to_distortion)
     to_free, to_inertia = flat(to_energies.to(points.dtype))
     powers = np.array(SENSITIVITY[p.kind], p.dtype)
-    w, ends = flat(weight), p.parts()
+    w, ends = p.weights(weight), p.parts()
     n = len(ends)
     mass, moment = np.zeros((n, p.high)), np.zeros((n, p.high * p.width))
     totals = np.zeros((n, 1))
@@ -235,7 +265,8 @@ def statistics_vjp(
     to_temperature = temperature.detach().new_tensor(added(totals)[0])
     if bad is not None:
         given = mapping, to_mass, to_moment, to_distortion, to_energies
-        rest = step.statistics_vjp_formula(points[bad], centers, weight[bad], temperature, *given)
+        known = points[bad], centers, torch.from_numpy(w)[bad], temperature
+        rest = step.statistics_vjp_formula(*known, *given)
         to_points[bad], to_weight[bad] = rest[0], rest[2]
         to_centers, to_temperature = to_centers + rest[1], to_temperature + rest[3]
     return to_points, to_centers, to_weight, to_temperature

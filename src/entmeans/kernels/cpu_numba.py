@@ -819,8 +819,10 @@ def write_shares(group, chosen, n, first, count, out):
 
 
 @jit
-def free_energy_rows(points, bad, first, last, centers, differences, kind, temperature, terms):
-    """min_p <p, d_i> - T H(p) of rows first, ..., last - 1."""
+def free_energy_rows(
+    points, bad, weight, first, last, centers, differences, kind, temperature, terms, sums
+):
+    """min_p <p, d_i> - T H(p) of rows first, ..., last - 1, and their weighted sum."""
     group = new_group(points, len(centers.offsets), centers.width)
     lanes = len(group.low)
     for start in range(first, last, lanes):
@@ -829,7 +831,10 @@ def free_energy_rows(points, bad, first, last, centers, differences, kind, tempe
         compare(centers, differences, count, group)
         share(kind, temperature, centers.count, group)
         for i in range(count):
-            terms[start + i] = free(temperature, group.near[i], group.mean_gap[i], group.entropy[i])
+            term = free(temperature, group.near[i], group.mean_gap[i], group.entropy[i])
+            terms[start + i] = term
+            if weight[start + i] != 0 and not bad[start + i]:
+                sums[0] += np.float64(weight[start + i]) * term
 
 
 @plain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -33,7 +34,8 @@ def parts(n: int, bytes_of_sums: int = 0) -> list[tuple[int, int]]:
     order, are then the same to the last bit for any number of threads.
     """
     room = PART_BYTES // max(bytes_of_sums, 1)
-    count = max(1, min(PARTS, n // PART_ROWS, max(2, room)))
+    most = max(1, min(PARTS, n // PART_ROWS, max(2, room)))
+    count = 2 ** int(math.log2(most))  # as many for each of 2, 4, 8, ... threads
     ends = [n * i // count for i in range(count + 1)]
     return list(itertools.pairwise(ends))
 
