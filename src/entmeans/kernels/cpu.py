@@ -188,12 +188,10 @@ def statistics(
         )
 
     bad = p.run(ends, task)
-    masses, moments = added(mass)[: p.k], added(moment).reshape(p.high, p.width)[: p.k, : p.d]
     energies = added(totals)
     energies[3] = totals[:, 3].min()
     arrays = (
-        masses,
-        moments + masses[:, None] * p.centers.shift,
+        *p.kernels.add_parts(mass, moment, p.d, p.width, p.centers.shift, p.k),
         added(distortion),
         energies[:2],
         added(cost),
@@ -259,8 +257,9 @@ def statistics_vjp(
         )
 
     bad = p.run(ends, task)
-    masses, moments = added(mass)[: p.k], added(moment).reshape(p.high, p.width)[: p.k, : p.d]
-    by_center = 2 * (masses[:, None] * (p.rows - p.centers.shift) - moments)
+    about = p.centers.shift  # where moments cancel no digits of the centers
+    masses, moments = p.kernels.add_parts(mass, moment, p.d, p.width, 0 * about, p.k)
+    by_center = 2 * (masses[:, None] * (p.rows - about) - moments)
     to_centers = torch.from_numpy(by_center).to(centers.dtype)
     to_temperature = temperature.detach().new_tensor(added(totals)[0])
     if bad is not None:

@@ -121,27 +121,26 @@ def difference(
     code: Code, a: Memory, a_at: Whole, b: Memory, d: Whole, out: Memory, out_at: Whole
 ) -> None:
     """out = a - b of rows of any length."""
-    whole = d.whole_multiple(a.count)
-    with code.steps(whole, a.count) as k:
-        out.store(out_at + k, a.load(a_at + k) - b.load(k))
-    with code.steps(d, 1, whole) as k:
-        out.store(out_at + k, a.load(a_at + k, 1) - b.load(k, 1))
+    for start, end, count in code.spans(d, a.count):
+        with code.steps(end, count, start) as k:
+            out.store(out_at + k, a.load(a_at + k, count) - b.load(k, count))
 
 
 @vectors()
-def transpose(code: Code, x: Memory, width: Whole, blocks: Whole, out: Memory) -> None:
-    """Rows of points (lanes, width) to features (blocks * lanes / 2, lanes), in square blocks."""
+def transpose(
+    code: Code, x: Memory, first: Whole, row: Whole, shift: Memory, n: Whole, out: Memory
+) -> None:
+    """The first n columns (a multiple of half the lanes) of rows minus the shift, as rows."""
     side = x.count // 2
-    with code.loop(blocks) as block:
+    with code.steps(n, side) as at:
         for top in range(0, x.count, side):
-            at = block * side
-            part = [x.load(width * (top + i) + at, side) for i in range(side)]
+            part = [x.load(first + row * (top + i) + at, side) for i in range(side)]
             half = 1
             while half < side:
                 part = _exchanged(part, half)
                 half *= 2
             for i, column in enumerate(part):
-                out.store((at + i) * x.count + top, column)
+                out.store((at + i) * x.count + top, column - shift.scalar(at + i))
 
 
 def _exchanged(part: list[Lanes], half: int) -> list[Lanes]:
@@ -166,13 +165,16 @@ def squares(code: Code, x: Memory, d: Whole, out: Memory) -> None:
 
 @vectors(types.float64)
 def squared_distance(
-    code: Code, a: Memory, a_at: Whole, b: Memory, b_at: Whole, width: Whole
+    code: Code, x: Memory, x_at: Whole, shift: Memory, c: Memory, c_at: Whole, d: Whole
 ) -> Value:
-    """||a - b||^2 of two rows, which end in zeros up to a whole number of vectors."""
-    total = code.variable(a.all(0.0))
-    with code.steps(width, a.count) as k:
-        difference = a.load(a_at + k) - b.load(b_at + k)
-        total.set(total.get().plus_product(difference, difference))
+    """||x - shift - c||^2 of rows of any length."""
+    total = code.variable(x.all(0.0, 1))
+    for start, end, count in code.spans(d, x.count):
+        part = code.variable(x.all(0.0, count))
+        with code.steps(end, count, start) as k:
+            gap = x.load(x_at + k, count) - shift.load(k, count) - c.load(c_at + k, count)
+            part.set(part.get().plus_product(gap, gap))
+        total.set(total.get() + part.get().sum())
     return total.get().total()
 
 
@@ -203,17 +205,19 @@ def candidates(
     low: Memory,
     temperature: Value,
     half: Value,
+    reach: Value,
     x: Memory,
     chosen: Memory,
 ) -> Value:
-    """Scaled gaps x of those centers for which one is less than 1 below the top."""
+    """Scaled gaps x of those centers for which a gap is within reach of the top."""
     top, count = low.load(0), code.variable(0)
     with code.loop(n) as j:
-        gap = (top - scores.load(j * scores.count)) / temperature * half
-        at = count.get()
-        x.store(at * x.count, gap)
-        chosen.put(at, j)
-        count.set(at + (gap > -1.0).any())
+        gap = scores.load(j * scores.count) - top
+        with code.when((gap < reach).any()):
+            at = count.get()
+            x.store(at * x.count, gap * -1.0 / temperature * half)
+            chosen.put(at, j)
+            count.set(at + 1)
     return count.get().value
 
 
@@ -280,25 +284,34 @@ def softmax_shares(
     scores: Memory,
     n: Whole,
     low: Memory,
-    temperature: Value,
+    rate: Value,
     floor: Value,
     x: Memory,
     chosen: Memory,
+    mean_gap: Memory,
     entropy: Memory,
 ) -> Value:
-    """Shares of those centers for which one is a normal number; the entropy lacks log(total)."""
-    top, total, count = low.load(0), Sum(code, x.all(0.0)), code.variable(0)
+    """Shares of those centers for which one is a normal number; the entropy lacks its logarithm.
+
+    ``rate`` is 1 / T.
+    """
+    top, count = low.load(0), code.variable(0)
+    total, spread = Sum(code, x.all(0.0)), Sum(code, x.all(0.0))
     with code.loop(n) as j:
-        score = (top - scores.load(j * scores.count)) / temperature
+        gap = scores.load(j * scores.count) - top
+        score = gap * rate * -1.0
         alive = score > floor
-        e = score.maximum(floor).exp().where(alive, 0.0)
-        at = count.get()
-        x.store(at * x.count, e)
-        chosen.put(at, j)
-        total.add(e)
-        count.set(at + alive.any())
-    entropy.store(0, total.get())
+        with code.when(alive.any()):
+            e = score.maximum(floor).exp().where(alive, 0.0)
+            at = count.get()
+            x.store(at * x.count, e)
+            chosen.put(at, j)
+            count.set(at + 1)
+            total.add(e)
+            spread.add((e * gap).where(alive, 0.0))
     scale = x.all(1.0) / total.get()
+    entropy.store(0, total.get())
+    mean_gap.store(0, spread.get() * scale)
     with code.loop(count.get()) as c:
         x.store(c * x.count, x.load(c * x.count) * scale)
     return count.get().value
@@ -334,11 +347,10 @@ def weigh(
     count = code.variable(0)
     with code.loop(n) as c:
         j = chosen.whole(c)
-        p = shares.load(c * shares.count)
-        alive = (p > 0.0).bits()
+        p = shares.load(c * shares.count) * weight.load(0)
+        alive = p.nonzero().bits()
         masks.put(c, alive)
         count.set(count.get() + alive.ones())
-        p = p * weight.load(0)
         shares.store(c * shares.count, p)
         mass.add(j, p.total())
         gap = scores.load(j * scores.count) - low.load(0)
@@ -399,7 +411,7 @@ def couple(
         value = flux.load(j * flux.count).plus_product(near.load(0) + gap, direct)
         drift = sensitivity(p) * (value - middle) / temperature
         slope.set(slope.get().plus_product(drift, gap / temperature))
-        alive = (p > 0.0).bits()
+        alive = (p * w).nonzero().bits()
         masks.put(c, alive)
         count.set(count.get() + alive.ones())
         flow.store(c * flow.count, p * w)
@@ -425,10 +437,28 @@ def sum_shares(code: Code, shares: Memory, n: Whole, out: Memory) -> None:
 def add_row(
     code: Code, x: Memory, x_at: Whole, factor: Value, out: Memory, out_at: Whole, width: Whole
 ) -> None:
-    """out += factor * x, over rows of a whole number of vectors, in the dtype of ``out``."""
+    """out += factor * x, for rows of a whole number of vectors."""
     with code.steps(width, x.count) as k:
-        row = out.load(out_at + k, x.count)
-        out.store(out_at + k, row.plus_product(x.load(x_at + k).converted(row.type), factor))
+        out.store(out_at + k, out.load(out_at + k).plus_product(x.load(x_at + k), factor))
+
+
+@vectors()
+def add_point(
+    code: Code,
+    x: Memory,
+    x_at: Whole,
+    shift: Memory,
+    factor: Value,
+    out: Memory,
+    out_at: Whole,
+    d: Whole,
+) -> None:
+    """out += factor * (x - shift), in float64, for rows of any length."""
+    for start, end, count in code.spans(d, x.count):
+        with code.steps(end, count, start) as k:
+            total = out.load(out_at + k, count)
+            point = x.load(x_at + k, count) - shift.load(k, count)
+            out.store(out_at + k, total.plus_product(point.converted(total.type), factor))
 
 
 @vectors()
@@ -577,37 +607,32 @@ def products(centers, group, out):
 
 @plain
 def take(points, bad, first, count, centers, group):
-    """Points first, ..., first + count - 1 into the group, zeros for ``bad`` ones: not finite."""
-    d, width, lanes = len(centers.shift), centers.width, len(group.low)
-    for i in range(count):
-        difference(points, (first + i) * d, centers.shift, d, group.x, i * width)
-    for at in range(count * width, lanes * width):
-        group.x[at] = 0
-    total = _features(d, width, group)
+    """Features of points first, ..., first + count - 1; zeros for ``bad`` ones, not finite."""
+    d, lanes, shift = len(centers.shift), len(group.low), centers.shift
+    side = lanes // 2
+    whole = d // side * side if count == lanes else 0
+    transpose(points, first * d, d, shift, whole, group.features)
+    for k in range(whole, d):
+        for i in range(lanes):
+            there = i < count
+            value = points[(first + i) * d + k] - shift[k] if there else shift[k] * 0
+            group.features[k * lanes + i] = value
+    squares(group.features, d, group.near)
+    total = 0.0
+    for i in range(lanes):
+        total += group.near[i]
     if math.isfinite(total):
         return
     for i in range(count):
         if not math.isfinite(group.near[i]):
             bad[first + i] = True
-            for at in range(i * width, (i + 1) * width):
-                group.x[at] = 0
-    _features(d, width, group)
+            group.near[i] = 0
+            for k in range(d):
+                group.features[k * lanes + i] = 0
 
 
 @plain
-def _features(d, width, group):
-    """Transpose the points; the sum of their squared norms."""
-    side = len(group.low) // 2
-    transpose(group.x, width, -(-d // side), group.features)
-    squares(group.features, d, group.near)
-    total = 0.0
-    for i in range(len(group.near)):
-        total += group.near[i]
-    return total
-
-
-@plain
-def compare(centers, differences, count, group):
+def compare(points, bad, first, count, centers, differences, group):
     """Scores of the group, and the nearest center of each point."""
     d, width = len(centers.shift), centers.width
     if d <= differences:
@@ -619,32 +644,36 @@ def compare(centers, differences, count, group):
         return
     products(centers, group, group.scores)
     two_smallest(group.scores, centers.count, group.low, group.second, group.label)
-    rounding = 4 * np.finfo(group.x.dtype).eps * math.sqrt(d) * centers.reach
+    rounding = 4 * np.finfo(points.dtype).eps * math.sqrt(d) * centers.reach
     for i in range(count):
+        if bad[first + i]:
+            continue
+        at = (first + i) * d
         blur = rounding * (centers.reach + math.sqrt(group.near[i]))
         if group.second[i] - group.low[i] <= blur:
-            settle(centers, group, i, group.low[i] + blur)
-        at = group.label[i] * width
-        group.near[i] = squared_distance(group.x, i * width, centers.rows, at, width)
+            settle(points, at, centers, group, i, group.low[i] + blur)
+        c = group.label[i] * width
+        group.near[i] = squared_distance(points, at, centers.shift, centers.rows, c, d)
 
 
-@jit
-def settle(centers, group, i, limit):
+@plain
+def settle(points, at, centers, group, i, limit):
     """Compare the centers whose scores are within rounding of the lowest by differences."""
-    lanes, width = len(group.low), centers.width
+    d, lanes, width = len(centers.shift), len(group.low), centers.width
+    shift, rows = centers.shift, centers.rows
     nearest = second = math.inf
     for j in range(centers.count):
         if group.scores[j * lanes + i] <= limit:
-            distance = squared_distance(group.x, i * width, centers.rows, j * width, width)
+            distance = squared_distance(points, at, shift, rows, j * width, d)
             if distance < nearest:
                 nearest, group.label[i] = distance, j
     for j in range(centers.count):
-        at = j * lanes + i
-        if group.scores[at] <= limit:
-            distance = squared_distance(group.x, i * width, centers.rows, j * width, width)
-            group.scores[at] = group.low[i] + (distance - nearest)
+        score = j * lanes + i
+        if group.scores[score] <= limit:
+            distance = squared_distance(points, at, shift, rows, j * width, d)
+            group.scores[score] = group.low[i] + (distance - nearest)
         if j != group.label[i]:
-            second = min(second, group.scores[at])
+            second = min(second, group.scores[score])
     group.second[i] = second
 
 
@@ -676,35 +705,38 @@ def share(kind, temperature, count, group):
     """
     if all_hard(kind, temperature, group):
         return _one_hot(group)
+    one = group.low.dtype.type(1)
     if kind == SOFTMAX:
         n = softmax_shares(
             group.scores,
             count,
             group.low,
-            temperature,
+            group.low.dtype.type(min(one / temperature, np.finfo(group.low.dtype).max)),
             _softmax_floor(count, group),
             group.shares,
             group.chosen,
+            group.mean_gap,
             group.entropy,
         )
-    else:
-        n = candidates(
-            group.scores,
-            count,
-            group.low,
-            temperature,
-            _half(kind, group),
-            group.shares,
-            group.chosen,
-        )
-        if kind == ENTMAX15:
-            entmax15_shares(group.shares, n, group.entropy)
-        else:
-            sparsemax_shares(group.shares, n, group.entropy)
-    mean_gaps(group.shares, n, group.chosen, group.scores, group.low, group.mean_gap)
-    if kind == SOFTMAX:
         for i in range(len(group.low)):
             group.entropy[i] = math.log(group.entropy[i]) + group.mean_gap[i] / temperature
+        return n
+    half = _half(kind, group)
+    n = candidates(
+        group.scores,
+        count,
+        group.low,
+        temperature,
+        half,
+        group.low.dtype.type(temperature / half * (1 + 4 * np.finfo(group.low.dtype).eps)),
+        group.shares,
+        group.chosen,
+    )
+    if kind == ENTMAX15:
+        entmax15_shares(group.shares, n, group.entropy)
+    else:
+        sparsemax_shares(group.shares, n, group.entropy)
+    mean_gaps(group.shares, n, group.chosen, group.scores, group.low, group.mean_gap)
     return n
 
 
@@ -740,28 +772,51 @@ def free(temperature, near, mean_gap, entropy):
 
 
 @plain
-def add_moments(n, nonzero, centers, group, partial, moment):
-    """moment_j += sum_i s_ij x_i for the weighted shares s; True if they went to ``partial``."""
-    lanes, width = len(group.low), centers.width
+def add_moments(points, bad, first, count, n, nonzero, centers, group, partial, moment):
+    """moment_j += sum_i s_ij (x_i - shift) for the weighted shares s; True: to ``partial``."""
+    d, lanes, width = len(centers.shift), len(group.low), centers.width
     x, shares, masks, chosen = group.x, group.shares, group.masks, group.chosen
-    if nonzero * 10 > lanes * centers.count:
-        full = group.spread
-        if n < centers.count:
-            for at in range(len(full)):
-                full[at] = 0
-        spread(shares, n, chosen, full)
-        for j in range(0, len(centers.offsets), ROWS):
-            for k in range(0, width, lanes):
-                at = j * width + k
-                add_tile(full, j * lanes, lanes, 1, x, k, width, lanes, partial, at, width)
-        return True
+    if nonzero * 10 <= lanes * centers.count:
+        for c in range(n):
+            mask, at = masks[c], chosen[c] * width
+            while mask:
+                i = lowest_bit(mask)
+                mask &= mask - 1
+                factor = np.float64(shares[c * lanes + i])
+                add_point(points, (first + i) * d, centers.shift, factor, moment, at, d)
+        return False
+    for i in range(lanes):
+        if i < count and not bad[first + i]:
+            difference(points, (first + i) * d, centers.shift, d, x, i * width)
+        else:
+            for at in range(i * width, (i + 1) * width):
+                x[at] = 0
+    in_place = complete(n, shares, centers.count, chosen, lanes, group.spread)
+    full = shares if in_place else group.spread
+    for j in range(0, len(centers.offsets), ROWS):
+        for k in range(0, width, lanes):
+            at = j * width + k
+            add_tile(full, j * lanes, lanes, 1, x, k, width, lanes, partial, at, width)
+    return True
+
+
+@plain
+def complete(n, shares, count, chosen, lanes, full):
+    """Shares of all centers in their places, and zeros up to a whole number of tiles.
+
+    True if they are in ``shares`` as it is, else they are in ``full``.
+    """
+    in_place = n == count
     for c in range(n):
-        mask, at = masks[c], chosen[c] * width
-        while mask:
-            i = lowest_bit(mask)
-            mask &= mask - 1
-            add_row(x, i * width, np.float64(shares[c * lanes + i]), moment, at, width)
-    return False
+        in_place &= chosen[c] == c
+    for at in range(count * lanes, len(shares)):
+        shares[at] = 0
+        full[at] = 0
+    if not in_place:
+        for at in range(count * lanes):
+            full[at] = 0
+        spread(shares, n, chosen, full)
+    return in_place
 
 
 @jit
@@ -772,7 +827,7 @@ def nearest_rows(points, bad, first, last, centers, differences, labels, near, m
     for start in range(first, last, lanes):
         count = min(lanes, last - start)
         take(points, bad, start, count, centers, group)
-        compare(centers, differences, count, group)
+        compare(points, bad, start, count, centers, differences, group)
         for i in range(count):
             labels[start + i] = group.label[i]
             near[start + i] = group.near[i]
@@ -787,7 +842,7 @@ def distance_rows(points, bad, first, last, centers, differences, out):
     for start in range(first, last, lanes):
         count = min(lanes, last - start)
         take(points, bad, start, count, centers, group)
-        compare(centers, differences, count, group)
+        compare(points, bad, start, count, centers, differences, group)
         for i in range(count):
             near, low = group.near[i], group.low[i]
             for j in range(n):
@@ -802,7 +857,7 @@ def share_rows(points, bad, first, last, centers, differences, kind, temperature
     for start in range(first, last, lanes):
         count = min(lanes, last - start)
         take(points, bad, start, count, centers, group)
-        compare(centers, differences, count, group)
+        compare(points, bad, start, count, centers, differences, group)
         chosen = share(kind, temperature, n, group)
         write_shares(group, chosen, n, start, count, out)
 
@@ -828,7 +883,7 @@ def free_energy_rows(
     for start in range(first, last, lanes):
         count = min(lanes, last - start)
         take(points, bad, start, count, centers, group)
-        compare(centers, differences, count, group)
+        compare(points, bad, start, count, centers, differences, group)
         share(kind, temperature, centers.count, group)
         for i in range(count):
             term = free(temperature, group.near[i], group.mean_gap[i], group.entropy[i])
@@ -861,12 +916,12 @@ def add_statistics(
 
     Moments are about the shift.  ``totals``: free energy, inertia, hard mass, smallest margin.
     """
-    lanes, width = len(group.low), centers.width
+    d, lanes, width = len(centers.shift), len(group.low), centers.width
     waiting = 0
     for start in range(first, last, lanes):
         count = min(lanes, last - start)
         take(points, bad, start, count, centers, group)
-        compare(centers, differences, count, group)
+        compare(points, bad, start, count, centers, differences, group)
         for i in range(lanes):
             there = i < count and not bad[start + i]
             group.weight[i] = weight[start + i] if there else 0
@@ -877,9 +932,11 @@ def add_statistics(
                 group.mean_gap[i] = 0
                 group.entropy[i] = 0
                 j, w = group.label[i], np.float64(group.weight[i])
-                mass[j] += w
-                distortion[j] += w * group.near[i]
-                add_row(group.x, i * width, w, moment, j * width, width)
+                if w != 0:
+                    mass[j] += w
+                    distortion[j] += w * group.near[i]
+                    at = (start + i) * d
+                    add_point(points, at, centers.shift, w, moment, j * width, d)
         else:
             n = share(kind, temperature, centers.count, group)
             nonzero = weigh(
@@ -894,7 +951,9 @@ def add_statistics(
                 distortion,
                 group.masks,
             )
-            waiting += add_moments(n, nonzero, centers, group, partial, moment)
+            waiting += add_moments(
+                points, bad, start, count, n, nonzero, centers, group, partial, moment
+            )
             if waiting == FLUSH:
                 flush(partial, moment, len(moment))
                 waiting = 0
@@ -951,17 +1010,29 @@ def statistics_rows(
     )
 
 
+@jit
+def add_parts(mass, moment, d, width, shift, k):
+    """Mass (K,) and moment (K, D) of all parts, in their order; moments were about the shift."""
+    masses, moments = np.zeros(k), np.zeros((k, d))
+    for part in range(len(mass)):
+        for j in range(k):
+            masses[j] += mass[part, j]
+            for f in range(d):
+                moments[j, f] += moment[part, j * width + f]
+    for j in range(k):
+        for f in range(d):
+            moments[j, f] += masses[j] * shift[f]
+    return masses, moments
+
+
 @plain
 def pull_rows(n, dense, shares, centers, group):
     """pull_i += sum_j s_ij mu_j for the shares s of the chosen centers."""
     lanes, width = len(group.low), centers.width
     pull, masks, chosen, rows = group.pull, group.masks, group.chosen, centers.rows
     if dense:
-        full = group.spread
-        if n < centers.count:
-            for at in range(len(full)):
-                full[at] = 0
-        spread(shares, n, chosen, full)
+        in_place = complete(n, shares, centers.count, chosen, lanes, group.spread)
+        full = shares if in_place else group.spread
         for i in range(0, lanes, ROWS):
             for k in range(0, width, lanes):
                 at = i * width + k
@@ -1023,7 +1094,7 @@ def add_pullback(
     for start in range(first, last, lanes):
         count = min(lanes, last - start)
         take(points, bad, start, count, centers, group)
-        compare(centers, differences, count, group)
+        compare(points, bad, start, count, centers, differences, group)
         for i in range(lanes):
             there = i < count and not bad[start + i]
             group.weight[i] = weight[start + i] if there else 0
@@ -1078,7 +1149,7 @@ def add_pullback(
         if to_inertia != 0:
             add_inertia(n, count, to_inertia, group, mass)
         sum_shares(group.shares, n, group.totals)
-        dense = add_moments(n, nonzero, centers, group, partial, moment)
+        dense = add_moments(points, bad, start, count, n, nonzero, centers, group, partial, moment)
         waiting += dense
         if waiting == FLUSH:
             flush(partial, moment, len(moment))
@@ -1087,7 +1158,8 @@ def add_pullback(
         for i in range(count):
             total, at, out = group.totals[i], i * width, (start + i) * d
             for k in range(d):
-                to_points[out + k] = 2 * (total * group.x[at + k] - group.pull[at + k])
+                x = points[out + k] - centers.shift[k]
+                to_points[out + k] = 2 * (total * x - group.pull[at + k])
                 group.pull[at + k] = 0
         if through:
             pull_rows(n, dense, group.flow, cotangent, group)
@@ -1151,13 +1223,9 @@ def pullback_rows(
 
 
 @vectors()
-def negated(code: Code, a: Memory, at: Whole, n: Whole, out: Memory, out_at: Whole) -> None:
-    """out = -a of rows of any length."""
-    whole = n.whole_multiple(a.count)
-    with code.steps(whole, a.count) as k:
-        out.store(out_at + k, a.load(at + k) * -1.0)
-    with code.steps(n, 1, whole) as k:
-        out.store(out_at + k, a.load(at + k, 1) * -1.0)
+def negate(code: Code, scores: Memory, n: Whole) -> None:
+    with code.loop(n) as j:
+        scores.store(j * scores.count, scores.load(j * scores.count) * -1.0)
 
 
 @vectors(types.int64)
@@ -1172,12 +1240,14 @@ def not_numbers(code: Code, scores: Memory, n: Whole) -> Value:
 @plain
 def map_group(group, scores, first, count, n, kind, one, out):
     """Probabilities of rows first, ..., first + count - 1 of scores (N, n)."""
-    lanes, width = len(group.low), len(group.x) // len(group.low)
-    for i in range(lanes):
-        row = first + min(i, count - 1)
-        negated(scores, row * n, n, group.x, i * width)
+    lanes = len(group.low)
     side = lanes // 2
-    transpose(group.x, width, -(-n // side), group.scores)
+    whole = n // side * side if count == lanes else 0
+    transpose(scores, first * n, n, group.x, whole, group.scores)
+    for j in range(whole, n):
+        for i in range(lanes):
+            group.scores[j * lanes + i] = scores[(first + min(i, count - 1)) * n + j]
+    negate(group.scores, n)
     two_smallest(group.scores, n, group.low, group.second, group.label)
     bad = not_numbers(group.scores, n)
     for i in range(lanes):
@@ -1207,7 +1277,6 @@ def map_vjp_row(
     code: Code, p: Memory, gradient: Memory, at: Whole, n: Whole, powers: Memory, out: Memory
 ) -> None:
     """s (g - sum s g / sum s) of a row."""
-    whole = n.whole_multiple(p.count)
     linear, root, flat = (powers.scalar(i) for i in range(3))
 
     def sensitivity(k: Whole, count: int) -> Lanes:
@@ -1216,8 +1285,7 @@ def map_vjp_row(
         return (value * linear).plus_product(value.sqrt(), root).plus_product(present, flat)
 
     size, total = code.variable(p.all(0.0, 1)), code.variable(p.all(0.0, 1))
-    parts = (code.whole(0), whole, p.count), (whole, n, 1)
-    for first, last, count in parts:
+    for first, last, count in code.spans(n, p.count):
         sizes, totals = code.variable(p.all(0.0, count)), code.variable(p.all(0.0, count))
         with code.steps(last, count, first) as k:
             s = sensitivity(k, count)
@@ -1226,7 +1294,7 @@ def map_vjp_row(
         size.set(size.get() + sizes.get().sum())
         total.set(total.get() + totals.get().sum())
     mean = (total.get() / size.get().where(size.get() > 0.0, 1.0)).sum()
-    for first, last, count in parts:
+    for first, last, count in code.spans(n, p.count):
         with code.steps(last, count, first) as k:
             drift = gradient.load(at + k, count) - mean
             out.store(at + k, sensitivity(k, count) * drift)

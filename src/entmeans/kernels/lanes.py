@@ -12,13 +12,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numpy.polynomial import Chebyshev, Polynomial
 
 LINE = 64
 """Bytes in a vector: a cache line."""
+
+
+
+def exponential(degree: int) -> list[float]:
+    """Coefficients, the highest first, of a polynomial that is exp within rounding near 0."""
+    half = math.log(2) / 2
+    series = Chebyshev.interpolate(np.exp, degree, [-half, half])
+    _, *rest = series.convert(kind=Polynomial, domain=[-1, 1]).coef
+    return [*rest[::-1], 1.0]  # exp(0) is 1
+
 
 Value = Any  # a value in LLVM; llvmlite has no types
 INT = ir.IntType(64)
@@ -96,6 +108,9 @@ class Lanes:
     def __lt__(self, other: Lanes | Value | float) -> Lanes:
         return self._new(self.builder.fcmp_ordered("<", self.value, self.like(other).value))
 
+    def nonzero(self) -> Lanes:
+        return self._new(self.builder.fcmp_unordered("!=", self.value, self.like(0.0).value))
+
     def __gt__(self, other: Lanes | Value | float) -> Lanes:
         return self._new(self.builder.fcmp_ordered(">", self.value, self.like(other).value))
 
@@ -130,8 +145,8 @@ class Lanes:
         high = 0.693145751953125  # log 2 in few bits: its product with a power is exact
         rest = self.plus_product(power, -high).plus_product(power, high - math.log(2))
         series = self.like(0.0)
-        for k in range(7 if single else 13, -1, -1):  # the rest is at most log(2) / 2
-            series = self.like(1 / math.factorial(k)).plus_product(series, rest)
+        for coefficient in exponential(6 if single else 12):
+            series = self.like(coefficient).plus_product(series, rest)
         bits, digits, bias = (32, 23, 127) if single else (64, 52, 1023)
         whole = ir.VectorType(ir.IntType(bits), self.type.count)
 
@@ -296,6 +311,18 @@ class Code:
         by = ir.Constant(INT, step)
         with cgutils.for_range_slice(self.builder, first, n.value, by, intp=INT) as (index, _):
             yield Whole(self.builder, index)
+
+    def spans(self, n: Whole, count: int) -> list[tuple[Whole, Whole, int]]:
+        """Row of any length as whole vectors and what is left: from, to, step of each part."""
+        whole = n.whole_multiple(count)
+        return [(self.whole(0), whole, count), (whole, n, 1)]
+
+    @contextmanager
+    def when(self, condition: Whole) -> Iterator[None]:
+        """What is done only if the condition is not 0."""
+        set_ = self.builder.icmp_unsigned("!=", condition.value, ir.Constant(INT, 0))
+        with self.builder.if_then(set_):
+            yield
 
     @contextmanager
     def repeat(self) -> Iterator[Callable[[Whole], None]]:

@@ -14,7 +14,7 @@ import torch
 PARTS = 32
 """Largest number of parts; more processors than that stay idle."""
 
-PART_ROWS = 1024
+PART_ROWS = 2048
 """Rows from which a part is worth its own sums."""
 
 PART_BYTES = 2**25
