@@ -1,14 +1,18 @@
-"""The README's code runs, in the order in which it stands there."""
+"""The Python in the README and in the pages of docs runs, in the order in which it stands there."""
 
 import re
 from pathlib import Path
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 
 
-def test_python_blocks_of_the_readme_run() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.S)
-    assert len(blocks) >= 4
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S)
+    assert blocks
     assert all("assert" in block for block in blocks)
     namespace: dict[str, object] = {}
     for block in blocks:

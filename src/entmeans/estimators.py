@@ -310,7 +310,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
                 f"init must have shape (n_clusters, n_features) = {shape}, got "
                 f"{tuple(given.shape)}."
             )
-        _check_finite(given, "init")
+        _check_values(given, "init", small=False)
         return given
 
     def _fitted(self, X: Any) -> tuple[Tensor, Tensor]:
@@ -330,9 +330,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
             points = from_dlpack(
                 validate_data(self, X, reset=reset, dtype=kept, order="C", ensure_all_finite=False)
             )
-        _check_finite(points, name)
-        if reset:
-            _check_scale(points, name)
+        _check_values(points, name, small=reset)
         return points
 
     def _check_tensor(self, X: Tensor, reset: bool) -> None:
@@ -451,21 +449,19 @@ def _weights(sample_weight: Any, points: Tensor) -> Tensor | None:
     return checked_weights(weight.expand(len(points)) if weight.ndim == 0 else weight, points)
 
 
-def _check_scale(points: Tensor, name: str) -> None:
-    """Reject values whose squared distances all underflow."""
-    largest = torch.stack(points.aminmax()).abs().amax().item()
+def _check_values(points: Tensor, name: str, small: bool = True) -> None:
+    """Reject NaN, infinity, and values whose squared distances would overflow or all underflow.
+
+    Where only large values matter, not ``small``.
+    """
     kind = torch.finfo(points.dtype)
-    if 0 < largest < math.sqrt(kind.tiny / kind.eps):
+    largest = _largest(points)
+    if small and 0 < largest < math.sqrt(kind.tiny / kind.eps):
         raise ValueError(
             f"{name} holds no value above {largest:.3g}, so that squared distances underflow "
             f"{points.dtype}: scale it up, or use float64."
         )
-
-
-def _check_finite(points: Tensor, name: str) -> None:
-    """Reject NaN, infinity, and values whose squared distances would overflow."""
-    largest = torch.stack(points.aminmax()).abs().amax().item()
-    limit = math.sqrt(torch.finfo(points.dtype).max / points[0].numel()) / 4
+    limit = math.sqrt(kind.max / points[0].numel()) / 4
     if largest <= limit:
         return
     bad = ~points.isfinite()
@@ -480,3 +476,11 @@ def _check_finite(points: Tensor, name: str) -> None:
         f"Input {name} contains NaN or infinity: the first is {points[row, column].item()} in row "
         f"{row}, column {column} (counting from 0). Drop or impute such rows."
     )
+
+
+def _largest(points: Tensor) -> float:
+    """The largest absolute value; NaN if there is one."""
+    if points.device.type != "cpu":
+        return points.abs().amax().item()
+    array = points.numpy()  # torch would wake threads that then wait for more in a busy loop
+    return max(float(array.max()), -float(array.min()), key=lambda v: math.inf if v != v else v)

@@ -11,13 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from . import step
 from .functional import free_energy, inertia, nearest, statistics
-from .inputs import check_count, check_temperature, checked_weights, same_kind, some_points, wide
+from .inputs import check_count, check_temperature, checked_weights, same_kind, some_points
+from .kernels import run
 from .limit import one_hot_temperature
-from .mappings import HARD, Hard, Mapping, get_mapping
+from .mappings import HARD, Hard, Mapping, built_in, get_mapping
 from .schedules import Schedule, get_schedule
 from .seeding import nearer
-from .step import Statistics, reduce
+from .step import reduce
 
 FIRST_TEMPERATURE = {"entmax15": 1.5, "softmax": 0.5, "sparsemax": 1.5, "hard": 0.0}
 """The default first temperature, in mean squared distances to the initial centers."""
@@ -150,25 +152,24 @@ def anneal(
     variance = _mean_variance(points, weight)
     rounding = (4 * torch.finfo(points.dtype).eps) ** 2
 
-    def at(step: int) -> float:
-        multiple = factor(step)
+    def at(i: int) -> float:
+        multiple = factor(i)
         if not multiple >= 0:
             raise ValueError(
-                f"the schedule (cooling) must give 0 or more, got {multiple} for step {step}."
+                f"the schedule (cooling) must give 0 or more, got {multiple} for step {i}."
             )
         return max(final_temperature, temperature * multiple if multiple else 0.0)
 
     history: list[Step] = []
     stop_reason = StopReason.MAX_ITER
-    for step in range(max_iter):
-        t = at(step)
-        start, now = centers, statistics(points, centers, t, rule, weight)
-        hard = t == 0 or isinstance(rule, Hard)
-        if hard and (now.mass == 0).any():
-            start = relocate(points, centers, now.mass == 0, weight)
-            now = statistics(points, start, t, rule, weight)
-        moved = now.centers(start)
-        record, shift = _record(t, now, wide(moved - centers).square().sum(-1))
+    for i in range(max_iter):
+        t = at(i)
+        moved, now = _step(points, centers, centers, weight, t, rule)
+        if now.least_mass == 0 and (t == 0 or isinstance(rule, Hard)):
+            empty = statistics(points, centers, t, rule, weight).mass == 0
+            start = relocate(points, centers, empty, weight)
+            moved, now = _step(points, start, centers, weight, t, rule)
+        shift, record = now.shift, now.record(t)
         history.append(record)
         if on_step is not None:
             on_step(record)
@@ -177,9 +178,9 @@ def anneal(
             break
         centers = moved
         # Rounding goes on moving the centers for ever by less than this.
-        still = rounding * (centers.square().sum().item() + centers.numel() * variance)
-        cooled = (at(later) == t for later in range(step + 1, step + 1 + LOOK_AHEAD))
-        if shift <= max(tol * variance, still) and all(cooled):
+        still = rounding * (now.size + centers.numel() * variance)
+        cooled = (at(later) == t for later in range(i + 1, i + 1 + LOOK_AHEAD))
+        if shift <= max(tol * variance, still) and (temperature == 0 or all(cooled)):
             stop_reason = StopReason.CONVERGED
             break
     return _result(
@@ -193,12 +194,41 @@ def anneal(
     )
 
 
-def _record(temperature: float, now: Statistics, shifts: Tensor) -> tuple[Step, float]:
-    """The record of a step, and the sum of its squared shifts (K,)."""
-    share = now.hard_mass / now.mass.sum()
-    scalars = (now.free_energy, now.inertia, shifts.amax().sqrt(), share, shifts.sum())
-    *record, shift = torch.stack(scalars).tolist()
-    return Step(temperature, *record), shift
+class _Now(NamedTuple):
+    """What a step says about itself, as numbers; squares of shifts, and of the moved centers."""
+
+    free_energy: float
+    inertia: float
+    hard_mass: float
+    smallest_margin: float
+    mass: float
+    least_mass: float
+    largest_shift: float
+    shift: float
+    size: float
+
+    def record(self, temperature: float) -> Step:
+        largest, share = math.sqrt(self.largest_shift), self.hard_mass / self.mass
+        return Step(temperature, self.free_energy, self.inertia, largest, share)
+
+
+def _step(
+    points: Tensor,
+    start: Tensor,
+    previous: Tensor,
+    weight: Tensor | None,
+    temperature: float,
+    mapping: Mapping,
+) -> tuple[Tensor, _Now]:
+    """The centers after a step from ``start``, and how far they are from the previous ones."""
+    t = torch.tensor(temperature, dtype=torch.float64)
+    if built_in(mapping):
+        parts = run(step.statistics, points, start, weight, t, mapping.name)
+    else:
+        parts = step.statistics_formula(points, start, weight, t, mapping)
+    mass, moment, _, energies, _, hardness = parts
+    moved, numbers = run(step.moved, mass, moment, start, previous)
+    return moved, _Now(*energies.tolist(), *hardness.tolist(), *numbers.tolist())
 
 
 def reference_temperature(
@@ -226,8 +256,9 @@ def relocate(points: Tensor, centers: Tensor, empty: Tensor, weight: Tensor | No
 
 def _mean_variance(points: Tensor, weight: Tensor | None) -> float:
     """The mean variance of the features, which makes tol free of scale."""
-    mean = statistics(points, points[:1], 0.0, HARD, weight).centers(points[:1])
-    return inertia(points, mean, weight, "mean").item() / points.shape[1]
+    mean, _ = _step(points, points[:1], points[:1], weight, 0.0, HARD)
+    _, about = _step(points, mean, mean, weight, 0.0, HARD)
+    return about.inertia / about.mass / points.shape[1]
 
 
 def _result(

@@ -11,7 +11,9 @@ import math
 import torch
 from torch import Tensor
 
+from . import step
 from .inputs import check_count, checked_weights, ones, some_points, wide, widest
+from .kernels import run
 from .step import joined, rows
 
 
@@ -93,7 +95,7 @@ def kmeans_plusplus(
         measure = weight * near
         # Once every location holds a center, the rest of the centers repeat some.
         candidates = points[sampler.draw(torch.where(measure.amax() > 0, measure, weight), trials)]
-        best = _potentials(points, candidates, near, weight).argmin()
+        best = run(step.potentials, points, candidates, near, weight).argmin()
         chosen.append(candidates[best].unsqueeze(0))
         near = nearer(points, chosen[-1], near)
     return torch.cat(chosen)
@@ -133,22 +135,8 @@ def random_centers(
 
 def nearer(points: Tensor, center: Tensor, near: Tensor | None = None) -> Tensor:
     """Squared distances (N,) to the center (1, D), or ``near`` where that is smaller."""
-    found = joined(((_exact(x, center).squeeze(-1),) for x in rows(points, center)), len(points))[0]
+    _, found, _ = run(step.nearest, points, center)
     return found if near is None else torch.minimum(near, found)
-
-
-def _potentials(points: Tensor, candidates: Tensor, near: Tensor, weight: Tensor) -> Tensor:
-    """The inertia (L,) that each candidate would leave as the next center."""
-    total = wide(candidates.new_zeros(len(candidates)))
-    for x, d, w in zip(*(rows(t, candidates) for t in (points, near, weight)), strict=True):
-        total = total + wide(w) @ wide(torch.minimum(d.unsqueeze(-1), _exact(x, candidates)))
-    return total
-
-
-def _exact(points: Tensor, centers: Tensor) -> Tensor:
-    """Squared distances (n, L) from differences: exactly 0 for equal points, at any offset."""
-    mode = "donot_use_mm_for_euclid_dist"
-    return torch.cdist(points, centers, compute_mode=mode).square()
 
 
 def _fresh_generator() -> torch.Generator:

@@ -101,9 +101,7 @@ class Statistics:
 
     def centers(self, previous: Tensor) -> Tensor:
         """The centers moment / mass, in the dtype of ``previous``; one without mass stays there."""
-        mass = self.mass.unsqueeze(-1)
-        means = self.moment / torch.where(mass == 0, 1.0, mass)
-        return torch.where(mass == 0, previous, means.to(previous.dtype))
+        return means(self.mass, self.moment, previous)
 
 
 def distances(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -266,6 +264,33 @@ def chunk_statistics(
     )
 
 
+def potentials(points: Tensor, candidates: Tensor, near: Tensor, weight: Tensor) -> Tensor:
+    """The inertia (L,) that each candidate would leave if it came to those that leave ``near``."""
+    total = wide(candidates.new_zeros(len(candidates)))
+    for x, n, w in zip(*(rows(t, candidates) for t in (points, near, weight)), strict=True):
+        d = squared_distances_formula(x, candidates)
+        total = total + wide(w) @ wide(torch.minimum(n.unsqueeze(-1), d))
+    return total
+
+
+def means(mass: Tensor, moment: Tensor, previous: Tensor) -> Tensor:
+    """The centers moment / mass; one without mass stays where it was."""
+    mass = mass.unsqueeze(-1)
+    centers = moment / torch.where(mass == 0, 1.0, mass)
+    return torch.where(mass == 0, previous, centers.to(previous.dtype))
+
+
+def moved(mass: Tensor, moment: Tensor, start: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
+    """The centers after a step, and numbers about it.
+
+    Those are the sum and the least of the masses, the largest and the sum of the squared shifts
+    from the previous centers, and the sum of the squared centers.
+    """
+    centers = means(mass, moment, start)
+    shifts, size = wide(centers - previous).square().sum(-1), wide(centers).square().sum()
+    return centers, torch.stack([mass.sum(), mass.amin(), shifts.amax(), shifts.sum(), size])
+
+
 def statistics_vjp_formula(
     points: Tensor,
     centers: Tensor,
@@ -286,7 +311,7 @@ def statistics_vjp_formula(
     """
     rule, shift = rule_at(mapping, temperature), common_shift(centers)
     c = centers - shift
-    through = to_mass is not None and to_moment is not None and to_distortion is not None
+    through = [t.to(points.dtype) for t in (to_mass, to_moment, to_distortion) if t is not None]
     to_free, to_inertia = to_energies.to(points.dtype).unbind()
     mass, moment = torch.zeros_like(wide(centers[:, 0])), torch.zeros_like(wide(centers))
     to_temperature = torch.zeros_like(wide(centers[0, 0]))
@@ -303,14 +328,14 @@ def statistics_vjp_formula(
         by_temperature = -to_free * rule.entropy(p)
         by_point = torch.zeros_like(x)
         if through:
-            d = near.unsqueeze(-1) + gaps
-            value = to_mass + (x + shift) @ to_moment.T + d * to_distortion
+            mass_, moment_, distortion_ = through
+            value = mass_ + (x + shift) @ moment_.T + (near.unsqueeze(-1) + gaps) * distortion_
             drift = rule.vjp(p, value) / temperature.clamp_min(torch.finfo(x.dtype).tiny)
-            by_distance = by_distance + p * to_distortion - drift
+            by_distance = by_distance + p * distortion_ - drift
             by_weight = by_weight + (p * value).sum(-1)
             slope = torch.where(drift == 0, 0.0, drift * gaps / temperature)
             by_temperature = by_temperature + slope.sum(-1)
-            by_point = p @ to_moment
+            by_point = p @ moment_
         by_distance = w.unsqueeze(-1) * by_distance
         mass = mass + wide(by_distance.sum(0))
         moment = moment + wide(by_distance.T @ x)
@@ -318,10 +343,6 @@ def statistics_vjp_formula(
         pull = by_distance.sum(-1, keepdim=True) * x - by_distance @ c
         return 2 * pull + w.unsqueeze(-1) * by_point, by_weight
 
-    if through:
-        to_mass, to_moment, to_distortion = (
-            t.to(points.dtype) for t in (to_mass, to_moment, to_distortion)
-        )
     chunks = map(pulled, rows(points, centers), rows(ones(weight, points), centers))
     to_points, to_weight = joined(chunks, len(points))
     to_centers = 2 * (mass.unsqueeze(-1) * wide(c) - moment)
@@ -503,17 +524,17 @@ def free_energy_backward(
     points, centers, weight, temperature = ctx.saved_tensors
     if to_terms is None and to_sum is None:
         return None, None, None, None, None
-    if to_terms is None:
-        factor, given = to_sum, weight
-    else:
-        factor = torch.ones_like(to_terms[:1]).sum()
+    given = weight
+    factor = wide(points.new_ones(())) if to_sum is None else to_sum
+    if to_terms is not None:
         given = to_terms if to_sum is None else to_terms + to_sum * ones(weight, points)
-    energies = torch.stack([wide(factor), wide(torch.zeros_like(factor))])
+        factor = torch.ones_like(factor)
+    energies = torch.stack([wide(factor), torch.zeros_like(wide(factor))])
     to_points, to_centers, to_weight, to_temperature = statistics_pulled_back(
         points, centers, given, temperature, ctx.mapping, None, None, None, energies
     )
     if to_terms is not None:
-        to_weight = None if to_sum is None else to_sum * to_weight
+        to_weight = to_weight * (0.0 if to_sum is None else to_sum)
     return to_points, to_centers, None if weight is None else to_weight, to_temperature, None
 
 
@@ -537,7 +558,8 @@ def statistics_backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | N
 
 
 def squared_distances_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    return by_distances(*ctx.saved_tensors, gradient)
+    points, centers = ctx.saved_tensors
+    return by_distances(points, centers, gradient)
 
 
 def by_distances(points: Tensor, centers: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,12 +33,18 @@ def compiled() -> ModuleType:
     try:
         from . import cpu_numba
     except ImportError as error:
-        raise ImportError(
-            f"entmeans computes on the CPU with Numba, which cannot be imported ({error}): "
-            "pip install --upgrade numba, or set ENTMEANS_IMPLEMENTATION=reference for slower "
-            "calls in plain torch."
-        ) from error
+        raise ImportError(_remedy(f"which cannot be imported ({error})")) from error
+    except RuntimeError as error:  # no folder to keep what it compiles
+        remedy = "set NUMBA_CACHE_DIR to a folder that can be written"
+        raise ImportError(_remedy(f"which does not start ({error}): {remedy}")) from error
     return cpu_numba
+
+
+def _remedy(what: str) -> str:
+    return (
+        f"entmeans computes on the CPU with Numba, {what}. pip install --upgrade numba, or set "
+        "ENTMEANS_IMPLEMENTATION=reference for slower calls in plain torch."
+    )
 
 
 def flat(tensor: Tensor) -> Array:
@@ -76,7 +82,7 @@ class Problem:
 
     def parts(self) -> list[tuple[int, int]]:
         """First and last rows of each part, where parts have sums of their own."""
-        return parts(self.n, 8 * self.high * self.width)
+        return parts(self.n, self.k * self.d, 8 * self.high * self.width)
 
     def run(
         self, ends: list[tuple[int, int]], task: Callable[[int, int, int], None]
@@ -89,12 +95,11 @@ class Problem:
         self, kernel: Any, formula: Callable[..., Any], points: Tensor, given: Any, *out: Tensor
     ) -> None:
         """Fill ``out``, results for each row; rows that are not finite are left to the formula."""
-        fixed = (self.centers, step.DIFFERENCES)
-        if len(given) > 1:
-            fixed += (self.kind, self.temperature)
+        soft = (self.kind, self.temperature) if len(given) > 1 else ()
+        fixed = (self.centers, step.DIFFERENCES, *soft)
         arrays = [flat(o) for o in out]
         bad = self.run(
-            parts(self.n),
+            parts(self.n, self.k * self.d),
             lambda _, first, last: kernel(self.points, self.bad, first, last, *fixed, *arrays),
         )
         if bad is not None:
@@ -130,7 +135,7 @@ def free_energy(
     points: Tensor, centers: Tensor, weight: Tensor | None, temperature: Tensor, mapping: str
 ) -> tuple[Tensor, Tensor]:
     p = Problem(points, centers, temperature.item(), mapping)
-    w, ends = p.weights(weight), parts(p.n)
+    w, ends = p.weights(weight), parts(p.n, p.k * p.d)
     terms, sums = points.new_empty(p.n), np.zeros((len(ends), 1))
     out = flat(terms)
 
@@ -263,9 +268,8 @@ def statistics_vjp(
     to_centers = torch.from_numpy(by_center).to(centers.dtype)
     to_temperature = temperature.detach().new_tensor(added(totals)[0])
     if bad is not None:
-        given = mapping, to_mass, to_moment, to_distortion, to_energies
-        known = points[bad], centers, torch.from_numpy(w)[bad], temperature
-        rest = step.statistics_vjp_formula(*known, *given)
+        known = points[bad], centers, torch.from_numpy(w)[bad], temperature, mapping
+        rest = step.statistics_vjp_formula(*known, to_mass, to_moment, to_distortion, to_energies)
         to_points[bad], to_weight[bad] = rest[0], rest[2]
         to_centers, to_temperature = to_centers + rest[1], to_temperature + rest[3]
     return to_points, to_centers, to_weight, to_temperature
@@ -276,11 +280,33 @@ def added(of_parts: Array) -> Array:
     return of_parts[0] if len(of_parts) == 1 else of_parts.sum(0)
 
 
+def potentials(points: Tensor, candidates: Tensor, near: Tensor, weight: Tensor) -> Tensor:
+    p = Problem(points, candidates)
+    ends = p.parts()
+    w, n, sums = flat(weight), flat(near), np.zeros((len(ends), p.k))
+
+    def task(i: int, first: int, last: int) -> None:
+        given = p.centers, step.DIFFERENCES, n, sums[i]
+        p.kernels.potential_rows(p.points, p.bad, w, first, last, *given)
+
+    bad = p.run(ends, task)
+    found = torch.from_numpy(added(sums))
+    if bad is None:
+        return found
+    return found + step.potentials(points[bad], candidates, near[bad], weight[bad])
+
+
+def moved(mass: Tensor, moment: Tensor, start: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
+    arrays = (t.contiguous().numpy() for t in (mass, moment, start, previous))
+    centers, numbers = compiled().moved(*arrays)
+    return torch.from_numpy(centers), torch.from_numpy(numbers)
+
+
 def map_scores(scores: Tensor, mapping: str) -> Tensor:
     kernels, n = compiled(), scores.shape[-1]
     out = torch.empty(scores.shape, dtype=scores.dtype)
     x, y = flat(scores), flat(out)
-    ends = parts(scores.numel() // max(n, 1))
+    ends = parts(scores.numel() // max(n, 1), 64 * n)
     kind = KINDS.index(mapping)
     share_out(lambda i: kernels.map_rows(x, n, *ends[i], kind, y), len(ends), 64 * len(x))
     return out
@@ -290,13 +316,13 @@ def map_scores_vjp(p: Tensor, gradient: Tensor, mapping: str) -> Tensor:
     kernels, n = compiled(), p.shape[-1]
     out = torch.empty(p.shape, dtype=p.dtype)
     x, g, y = flat(p), flat(gradient), flat(out)
-    ends = parts(p.numel() // max(n, 1))
+    ends = parts(p.numel() // max(n, 1), 8 * n)
     powers = np.array(SENSITIVITY[KINDS.index(mapping)], x.dtype)
     share_out(lambda i: kernels.map_vjp_rows(x, g, n, *ends[i], powers, y), len(ends), 8 * len(x))
     return out
 
 
-KERNELS = {
+KERNELS: dict[Any, tuple[Callable[..., Any], Callable[..., Any]]] = {
     mappings.map_scores: (map_scores, mappings.map_scores_formula),
     mappings.map_scores_vjp: (map_scores_vjp, mappings.map_scores_vjp_formula),
     step.squared_distances: (squared_distances, step.squared_distances_formula),
@@ -306,6 +332,10 @@ KERNELS = {
     step.statistics: (statistics, step.statistics_formula),
     step.statistics_vjp: (statistics_vjp, step.statistics_vjp_formula),
 }
+
+
+DIRECT: dict[Any, Callable[..., Any]] = {}
+"""What serves each operator, without the dispatcher."""
 
 
 def register(fast: Callable[[], bool]) -> None:
@@ -319,8 +349,13 @@ def register(fast: Callable[[], bool]) -> None:
                 return kernel(*arguments)
             except NotFinite:
                 return formula(*arguments)
+            except compiled().NumbaError as error:
+                raise RuntimeError(_remedy("which could not compile a kernel")) from error
 
         return run
 
     for operator, (kernel, formula) in KERNELS.items():
-        operator.register_kernel("cpu")(either(kernel, formula))
+        DIRECT[operator] = either(kernel, formula)
+        operator.register_kernel("cpu")(DIRECT[operator])
+    for kernel, formula in ((moved, step.moved), (potentials, step.potentials)):
+        DIRECT[formula] = either(kernel, formula)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit, types
+from numba.core.errors import NumbaError
 from numpy.typing import NDArray
 
 from .lanes import LINE, Code, Lanes, Memory, Sum, Value, Variable, Whole, vectors
@@ -25,6 +26,8 @@ ROWS = 6
 
 FLUSH = 8
 """Groups whose products are summed in their own dtype before they are added up in float64."""
+
+__all__ = ["NumbaError"]
 
 HARD, SOFTMAX, ENTMAX15, SPARSEMAX = range(4)
 
@@ -477,6 +480,23 @@ def flush(code: Code, partial: Memory, moment: Memory, n: Whole) -> None:
         partial.store(at, partial.all(0.0))
 
 
+@vectors()
+def add_potentials(
+    code: Code,
+    scores: Memory,
+    n: Whole,
+    low: Memory,
+    near: Memory,
+    so_far: Memory,
+    weight: Memory,
+    out: Memory,
+) -> None:
+    """out_j += sum_i w_i min(d_ij, so_far_i)."""
+    with code.loop(n) as j:
+        distance = near.load(0) + (scores.load(j * scores.count) - low.load(0))
+        out.add(j, (distance.minimum(so_far.load(0)) * weight.load(0)).total())
+
+
 @vectors(types.int64)
 def lowest_bit(code: Code, mask: Whole) -> Value:
     return mask.trailing_zeros().value
@@ -494,7 +514,7 @@ class Centers(NamedTuple):
     rows: Array  # (high * width,)
     shift: Array  # (D,)
     reach: float  # the largest norm
-    count: int
+    n: int
     width: int
 
 
@@ -638,12 +658,12 @@ def compare(points, bad, first, count, centers, differences, group):
     if d <= differences:
         for j in range(0, len(centers.offsets), ROWS):
             difference_tile(centers.packed, j, group.features, d, group.scores)
-        two_smallest(group.scores, centers.count, group.low, group.second, group.label)
+        two_smallest(group.scores, centers.n, group.low, group.second, group.label)
         for i in range(len(group.low)):
             group.near[i] = group.low[i]
         return
     products(centers, group, group.scores)
-    two_smallest(group.scores, centers.count, group.low, group.second, group.label)
+    two_smallest(group.scores, centers.n, group.low, group.second, group.label)
     rounding = 4 * np.finfo(points.dtype).eps * math.sqrt(d) * centers.reach
     for i in range(count):
         if bad[first + i]:
@@ -662,12 +682,12 @@ def settle(points, at, centers, group, i, limit):
     d, lanes, width = len(centers.shift), len(group.low), centers.width
     shift, rows = centers.shift, centers.rows
     nearest = second = math.inf
-    for j in range(centers.count):
+    for j in range(centers.n):
         if group.scores[j * lanes + i] <= limit:
             distance = squared_distance(points, at, shift, rows, j * width, d)
             if distance < nearest:
                 nearest, group.label[i] = distance, j
-    for j in range(centers.count):
+    for j in range(centers.n):
         score = j * lanes + i
         if group.scores[score] <= limit:
             distance = squared_distance(points, at, shift, rows, j * width, d)
@@ -776,7 +796,7 @@ def add_moments(points, bad, first, count, n, nonzero, centers, group, partial, 
     """moment_j += sum_i s_ij (x_i - shift) for the weighted shares s; True: to ``partial``."""
     d, lanes, width = len(centers.shift), len(group.low), centers.width
     x, shares, masks, chosen = group.x, group.shares, group.masks, group.chosen
-    if nonzero * 10 <= lanes * centers.count:
+    if nonzero * 10 <= lanes * centers.n:
         for c in range(n):
             mask, at = masks[c], chosen[c] * width
             while mask:
@@ -791,7 +811,7 @@ def add_moments(points, bad, first, count, n, nonzero, centers, group, partial, 
         else:
             for at in range(i * width, (i + 1) * width):
                 x[at] = 0
-    in_place = complete(n, shares, centers.count, chosen, lanes, group.spread)
+    in_place = complete(n, shares, centers.n, chosen, lanes, group.spread)
     full = shares if in_place else group.spread
     for j in range(0, len(centers.offsets), ROWS):
         for k in range(0, width, lanes):
@@ -835,10 +855,27 @@ def nearest_rows(points, bad, first, last, centers, differences, labels, near, m
 
 
 @jit
+def potential_rows(points, bad, weight, first, last, centers, differences, so_far, out):
+    """Add what rows first, ..., last - 1 contribute to `step.potentials`."""
+    group = new_group(points, len(centers.offsets), centers.width)
+    lanes = len(group.low)
+    for start in range(first, last, lanes):
+        count = min(lanes, last - start)
+        take(points, bad, start, count, centers, group)
+        compare(points, bad, start, count, centers, differences, group)
+        for i in range(lanes):
+            there = i < count and not bad[start + i]
+            group.weight[i] = weight[start + i] if there else 0
+            group.totals[i] = so_far[start + i] if there else 0
+        near, low, totals = group.near, group.low, group.totals
+        add_potentials(group.scores, centers.n, low, near, totals, group.weight, out)
+
+
+@jit
 def distance_rows(points, bad, first, last, centers, differences, out):
     """Squared distances (N, K) of rows first, ..., last - 1."""
     group = new_group(points, len(centers.offsets), centers.width)
-    lanes, n = len(group.low), centers.count
+    lanes, n = len(group.low), centers.n
     for start in range(first, last, lanes):
         count = min(lanes, last - start)
         take(points, bad, start, count, centers, group)
@@ -853,7 +890,7 @@ def distance_rows(points, bad, first, last, centers, differences, out):
 def share_rows(points, bad, first, last, centers, differences, kind, temperature, out):
     """Responsibilities (N, K) of rows first, ..., last - 1."""
     group = new_group(points, len(centers.offsets), centers.width)
-    lanes, n = len(group.low), centers.count
+    lanes, n = len(group.low), centers.n
     for start in range(first, last, lanes):
         count = min(lanes, last - start)
         take(points, bad, start, count, centers, group)
@@ -884,7 +921,7 @@ def free_energy_rows(
         count = min(lanes, last - start)
         take(points, bad, start, count, centers, group)
         compare(points, bad, start, count, centers, differences, group)
-        share(kind, temperature, centers.count, group)
+        share(kind, temperature, centers.n, group)
         for i in range(count):
             term = free(temperature, group.near[i], group.mean_gap[i], group.entropy[i])
             terms[start + i] = term
@@ -938,7 +975,7 @@ def add_statistics(
                     at = (start + i) * d
                     add_point(points, at, centers.shift, w, moment, j * width, d)
         else:
-            n = share(kind, temperature, centers.count, group)
+            n = share(kind, temperature, centers.n, group)
             nonzero = weigh(
                 group.shares,
                 n,
@@ -1011,6 +1048,26 @@ def statistics_rows(
 
 
 @jit
+def moved(mass, moment, start, previous):
+    """`step.moved`."""
+    k, d = moment.shape
+    centers, numbers = start.copy(), np.zeros(5)
+    numbers[1] = math.inf
+    for j in range(k):
+        shift = 0.0
+        for f in range(d):
+            if mass[j] != 0:
+                centers[j, f] = moment[j, f] / mass[j]
+            shift += np.float64(centers[j, f] - previous[j, f]) ** 2
+            numbers[4] += np.float64(centers[j, f]) ** 2
+        numbers[0] += mass[j]
+        numbers[1] = min(numbers[1], mass[j])
+        numbers[2] = shift if shift > numbers[2] or math.isnan(shift) else numbers[2]
+        numbers[3] += shift
+    return centers, numbers
+
+
+@jit
 def add_parts(mass, moment, d, width, shift, k):
     """Mass (K,) and moment (K, D) of all parts, in their order; moments were about the shift."""
     masses, moments = np.zeros(k), np.zeros((k, d))
@@ -1031,12 +1088,12 @@ def pull_rows(n, dense, shares, centers, group):
     lanes, width = len(group.low), centers.width
     pull, masks, chosen, rows = group.pull, group.masks, group.chosen, centers.rows
     if dense:
-        in_place = complete(n, shares, centers.count, chosen, lanes, group.spread)
+        in_place = complete(n, shares, centers.n, chosen, lanes, group.spread)
         full = shares if in_place else group.spread
         for i in range(0, lanes, ROWS):
             for k in range(0, width, lanes):
                 at = i * width + k
-                add_tile(full, i, 1, lanes, rows, k, width, centers.count, pull, at, width)
+                add_tile(full, i, 1, lanes, rows, k, width, centers.n, pull, at, width)
         return
     for c in range(n):
         mask, at = masks[c], chosen[c] * width
@@ -1100,7 +1157,7 @@ def add_pullback(
             group.weight[i] = weight[start + i] if there else 0
         for at in range(len(group.pull)):
             group.pull[at] = 0
-        n = share(kind, temperature, centers.count, group)
+        n = share(kind, temperature, centers.n, group)
         for i in range(count):
             near, gap, entropy = group.near[i], group.mean_gap[i], group.entropy[i]
             to_weight[start + i] = to_inertia * near

@@ -23,13 +23,12 @@ LINE = 64
 """Bytes in a vector: a cache line."""
 
 
-
 def exponential(degree: int) -> list[float]:
     """Coefficients, the highest first, of a polynomial that is exp within rounding near 0."""
     half = math.log(2) / 2
     series = Chebyshev.interpolate(np.exp, degree, [-half, half])
-    _, *rest = series.convert(kind=Polynomial, domain=[-1, 1]).coef
-    return [*rest[::-1], 1.0]  # exp(0) is 1
+    coefficients = series.convert(kind=Polynomial, domain=[-1, 1]).coef.tolist()
+    return [*coefficients[:0:-1], 1.0]  # exp(0) is 1
 
 
 Value = Any  # a value in LLVM; llvmlite has no types

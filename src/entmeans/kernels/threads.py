@@ -14,8 +14,11 @@ import torch
 PARTS = 32
 """Largest number of parts; more processors than that stay idle."""
 
+PART_WORK = 2**19
+"""Products of numbers in a part, at least."""
+
 PART_ROWS = 2048
-"""Rows from which a part is worth its own sums."""
+"""Rows from which adding up the sums of parts takes no time, whatever their size."""
 
 PART_BYTES = 2**25
 """Memory for the sums of all parts together, but for the first two parts."""
@@ -27,14 +30,15 @@ _pool: ThreadPoolExecutor | None = None
 _lock = threading.Lock()
 
 
-def parts(n: int, bytes_of_sums: int = 0) -> list[tuple[int, int]]:
-    """First and last rows of parts of n rows.
+def parts(n: int, row_work: int, bytes_of_sums: int = 0) -> list[tuple[int, int]]:
+    """First and last rows of parts of n rows, each of so many products of numbers.
 
     They depend on the problem and not on the number of threads: sums over parts, taken in their
     order, are then the same to the last bit for any number of threads.
     """
+    least = max(PART_WORK // max(row_work, 1), min(PART_ROWS, bytes_of_sums // 16))
     room = PART_BYTES // max(bytes_of_sums, 1)
-    most = max(1, min(PARTS, n // PART_ROWS, max(2, room)))
+    most = max(1, min(PARTS, n // max(least, 1), max(2, room)))
     count = 2 ** int(math.log2(most))  # as many for each of 2, 4, 8, ... threads
     ends = [n * i // count for i in range(count + 1)]
     return list(itertools.pairwise(ends))
