@@ -10,7 +10,7 @@ import numpy as np
 THREADS = 2
 LEAST = 50.0  # ms: shorter calls are repeated within one reading
 MOST_LOOPS = 200
-REST = 0.005  # s: threads of the call before spin a little while before they sleep
+REST = 0.02  # s: the threads of the call before wait in a busy loop before they sleep
 
 
 @dataclass

@@ -71,6 +71,12 @@ def test_scikit_learn_is_imported_at_module_level_by_the_estimators_only(path):
         assert not levels
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_numba_is_imported_by_the_kernels_only(path):
+    used = {name.split(".")[0] for name, _ in imports(path)} & {"numba", "llvmlite"}
+    assert not used or part(path) == "kernels"
+
+
 def test_importing_entmeans_imports_no_heavy_package():
     heavy = {"sklearn", "scipy", "pandas", "polars", "pyarrow", "matplotlib", "numba", "triton"}
     code = "import sys, torch; old = {*sys.modules}; import entmeans; print(*{*sys.modules} - old)"
