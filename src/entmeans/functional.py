@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import step
 from .inputs import check_temperature, same_kind, weights
+from .kernels import implementation
 from .mappings import HARD, Mapping, built_in, get_mapping
 from .step import Statistics, reduce, rows, total
 
@@ -41,7 +42,9 @@ def squared_distances(points: Tensor, centers: Tensor) -> Tensor:
     tensor([[1., 9.],
             [4., 0.]])
     """
-    return step.squared_distances(*same_kind(points, centers))
+    points, centers = same_kind(points, centers)
+    _check_served(points, HARD)
+    return step.squared_distances(points, centers)
 
 
 def responsibilities(
@@ -78,7 +81,7 @@ def responsibilities(
             [0.5000, 0.5000]])
     """
     points, centers = same_kind(points, centers)
-    rule, t = _limit(mapping, temperature), _scalar(temperature)
+    rule, t = _limit(points, mapping, temperature), _scalar(temperature)
     if built_in(rule):
         return step.responsibilities(points, centers, t, rule.name)
     return step.responsibilities_formula(points, centers, t, rule)
@@ -116,7 +119,7 @@ def statistics(
     """
     points, centers = same_kind(points, centers)
     arguments = points, centers, weights(sample_weight, points)
-    rule, t = _limit(mapping, temperature), _scalar(temperature)
+    rule, t = _limit(points, mapping, temperature), _scalar(temperature)
     if built_in(rule):
         return Statistics.of(step.statistics(*arguments, t, rule.name))
     return Statistics.of(step.statistics_formula(*arguments, t, rule))
@@ -162,7 +165,7 @@ def free_energy(
     """
     points, centers = same_kind(points, centers)
     weight = weights(sample_weight, points)
-    rule, t = _limit(mapping, temperature), _scalar(temperature)
+    rule, t = _limit(points, mapping, temperature), _scalar(temperature)
     if built_in(rule):
         terms, sum_ = step.free_energy(points, centers, weight, t, rule.name)
     else:
@@ -257,6 +260,7 @@ def nearest(points: Tensor, centers: Tensor) -> Nearest:
     (tensor([0, 0, 1]), tensor([1., 4., 4.]), tensor([24.,  0., 32.]))
     """
     points, centers = same_kind(points, centers)
+    _check_served(points, HARD)
     return Nearest(*step.nearest(points, centers))
 
 
@@ -268,10 +272,17 @@ def _reduced(terms: Tensor, sum_: Tensor, weight: Tensor | None, reduction: str)
     return reduce(terms, weight, reduction)
 
 
-def _limit(mapping: str | Mapping, temperature: float | Tensor) -> Mapping:
+def _limit(points: Tensor, mapping: str | Mapping, temperature: float | Tensor) -> Mapping:
     """The mapping to compute with: at T = 0 each is the hard one."""
     rule = get_mapping(mapping)
+    _check_served(points, rule)
     return HARD if check_temperature(temperature) == 0 else rule
+
+
+def _check_served(points: Tensor, mapping: Mapping) -> None:
+    """An error where an implementation was asked for by name that cannot serve the call."""
+    if not torch.compiler.is_compiling():
+        implementation(points, mapping)
 
 
 def _scalar(temperature: float | Tensor) -> Tensor:

@@ -582,8 +582,9 @@ def responsibilities_backward(
     if gradient is None:
         return None, None, None, None
     points, centers, temperature, p = ctx.saved_tensors
-    rule = rule_at(ctx.mapping, temperature)
-    drift = -pulled_back(p, gradient, rule) / temperature.clamp_min(torch.finfo(p.dtype).tiny)
+    # At T = 0, where each mapping is the hard one: no derivative passes a one-hot share in any.
+    by_score = pulled_back(p, gradient, get_mapping(ctx.mapping))
+    drift = -by_score / temperature.clamp_min(torch.finfo(p.dtype).tiny)
     to_temperature = None
     if ctx.needs_input_grad[2]:
         slope = -drift * squared_distances(points, centers) / temperature

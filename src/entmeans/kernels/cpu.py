@@ -226,8 +226,9 @@ def statistics_vjp(
     if to_mass is not None and to_moment is not None and to_distortion is not None:
         through = True
         by_moment = to_moment.detach().to(points.dtype).contiguous().numpy()
-        cotangent = p.kernels.pack(by_moment, np.zeros(p.d, p.dtype), p.dtype(1))
-        cotangent.offsets[: p.k] = flat(to_mass) + by_moment @ p.centers.shift
+        none = np.zeros(p.d, p.dtype)
+        cotangent = p.kernels.pack(by_moment, none, none, p.dtype(1))
+        cotangent.offsets[: p.k] = flat(to_mass) + by_moment @ p.centers.origin
         by_distortion[: p.k] = flat(to_distortion)
     to_free, to_inertia = flat(to_energies.to(points.dtype))
     powers = np.array(SENSITIVITY[p.kind], p.dtype)

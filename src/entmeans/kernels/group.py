@@ -54,8 +54,10 @@ class Centers(NamedTuple):
 
     packed: Array  # (high * D,)
     offsets: Array  # (high,), squared norms
-    rows: Array  # (high * width,)
-    shift: Array  # (D,)
+    rows: Array  # (high * width,), minus the shift
+    raw: Array  # (K * D,), as they are
+    shift: Array  # (D,), of the rows
+    origin: Array  # (D,), of the features of points: the shift, or 0 where differences are exact
     reach: float  # the largest norm
     n: int
     width: int
@@ -96,8 +98,8 @@ def lanes_of(values):
 
 
 @jit
-def pack(rows, shift, scale):
-    """Rows (K, D) minus the shift, laid out for products; ``scale`` is a factor in the products."""
+def pack(rows, shift, origin, scale):
+    """Rows (K, D) laid out for products with points about the origin, times the scale."""
     count, d = rows.shape
     high, width = padded(count, ROWS), padded(d, lanes_of(rows))
     out = np.zeros(high * width, rows.dtype)
@@ -107,13 +109,13 @@ def pack(rows, shift, scale):
     for j in range(count):
         square = rows.dtype.type(0)
         for k in range(d):
-            value = rows[j, k] - shift[k]
+            out[j * width + k] = rows[j, k] - shift[k]
+            value = rows[j, k] - origin[k]
             square += value * value
-            out[j * width + k] = value
             packed[j // ROWS * ROWS * d + k * ROWS + j % ROWS] = scale * value
         offsets[j] = square
         reach = max(reach, math.sqrt(square)) if math.isfinite(square) else math.inf
-    return Centers(packed, offsets, out, shift, reach, count, width)
+    return Centers(packed, offsets, out, rows.ravel(), shift, origin, reach, count, width)
 
 
 @jit
@@ -132,7 +134,9 @@ def pack_centers(centers, differences):
         for k in range(d):
             shift[k] = round(mean[k] / grid) * grid
     kind = centers.dtype
-    return pack(centers, shift, kind.type(1 if d <= differences else -2))
+    if d <= differences:
+        return pack(centers, shift, np.zeros_like(shift), kind.type(1))
+    return pack(centers, shift, shift, kind.type(-2))
 
 
 @jit
@@ -171,14 +175,14 @@ def products(centers, group, out):
 @plain
 def take(points, bad, first, count, centers, group):
     """Features of points first, ..., first + count - 1; zeros for ``bad`` ones, not finite."""
-    d, lanes, shift = len(centers.shift), len(group.low), centers.shift
+    d, lanes, origin = len(centers.shift), len(group.low), centers.origin
     side = lanes // 2
     whole = d // side * side if count == lanes else 0
-    transpose(points, first * d, d, shift, whole, group.features)
+    transpose(points, first * d, d, origin, whole, group.features)
     for k in range(whole, d):
         for i in range(lanes):
             there = i < count
-            value = points[(first + i) * d + k] - shift[k] if there else shift[k] * 0
+            value = points[(first + i) * d + k] - origin[k] if there else origin[k] * 0
             group.features[k * lanes + i] = value
     squares(group.features, d, group.near)
     total = 0.0
@@ -197,7 +201,7 @@ def take(points, bad, first, count, centers, group):
 @plain
 def compare(points, bad, first, count, centers, differences, group):
     """Scores of the group, and the nearest center of each point."""
-    d, width = len(centers.shift), centers.width
+    d = len(centers.shift)
     if d <= differences:
         for j in range(0, len(centers.offsets), ROWS):
             difference_tile(centers.packed, j, group.features, d, group.scores)
@@ -215,25 +219,23 @@ def compare(points, bad, first, count, centers, differences, group):
         blur = rounding * (centers.reach + math.sqrt(group.near[i]))
         if group.second[i] - group.low[i] <= blur:
             settle(points, at, centers, group, i, group.low[i] + blur)
-        c = group.label[i] * width
-        group.near[i] = squared_distance(points, at, centers.shift, centers.rows, c, d)
+        group.near[i] = squared_distance(points, at, centers.raw, group.label[i] * d, d)
 
 
 @plain
 def settle(points, at, centers, group, i, limit):
     """Compare the centers whose scores are within rounding of the lowest by differences."""
-    d, lanes, width = len(centers.shift), len(group.low), centers.width
-    shift, rows = centers.shift, centers.rows
+    d, lanes = len(centers.shift), len(group.low)
     nearest = second = math.inf
     for j in range(centers.n):
         if group.scores[j * lanes + i] <= limit:
-            distance = squared_distance(points, at, shift, rows, j * width, d)
+            distance = squared_distance(points, at, centers.raw, j * d, d)
             if distance < nearest:
                 nearest, group.label[i] = distance, j
     for j in range(centers.n):
         score = j * lanes + i
         if group.scores[score] <= limit:
-            distance = squared_distance(points, at, shift, rows, j * width, d)
+            distance = squared_distance(points, at, centers.raw, j * d, d)
             group.scores[score] = group.low[i] + (distance - nearest)
         if j != group.label[i]:
             second = min(second, group.scores[score])
@@ -415,9 +417,12 @@ def pull_rows(n, dense, shares, centers, group):
 
 
 @plain
-def add_inertia(n, count, to_inertia, group, mass):
-    """The derivative of the inertia: that of the distance to the nearest center."""
-    lanes = len(group.low)
+def add_inertia(count, to_inertia, group, mass):
+    """The derivative of the inertia: that of the distance to the nearest center.
+
+    Returns how many more shares are not zero.
+    """
+    lanes, more = len(group.low), 0
     for i in range(count):
         c = 0
         while group.chosen[c] != group.label[i]:
@@ -425,3 +430,6 @@ def add_inertia(n, count, to_inertia, group, mass):
         share = to_inertia * group.weight[i]
         group.shares[c * lanes + i] += share
         mass[group.label[i]] += share
+        more += 1 - (group.masks[c] >> i & 1)
+        group.masks[c] |= 1 << i
+    return more

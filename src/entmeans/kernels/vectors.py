@@ -146,15 +146,13 @@ def squares(code: Code, x: Memory, d: Whole, out: Memory) -> None:
 
 
 @vectors(types.float64)
-def squared_distance(
-    code: Code, x: Memory, x_at: Whole, shift: Memory, c: Memory, c_at: Whole, d: Whole
-) -> Value:
-    """||x - shift - c||^2 of rows of any length."""
+def squared_distance(code: Code, x: Memory, x_at: Whole, c: Memory, c_at: Whole, d: Whole) -> Value:
+    """||x - c||^2 of rows of any length."""
     total = code.variable(x.all(0.0, 1))
     for start, end, count in code.spans(d, x.count):
         part = code.variable(x.all(0.0, count))
         with code.steps(end, count, start) as k:
-            gap = x.load(x_at + k, count) - shift.load(k, count) - c.load(c_at + k, count)
+            gap = x.load(x_at + k, count) - c.load(c_at + k, count)
             part.set(part.get().plus_product(gap, gap))
         total.set(total.get() + part.get().sum())
     return total.get().total()
@@ -392,7 +390,9 @@ def couple(
         gap, direct = gap_of(j), to_distortion.scalar(j)
         value = flux.load(j * flux.count).plus_product(near.load(0) + gap, direct)
         drift = sensitivity(p) * (value - middle) / temperature
-        slope.set(slope.get().plus_product(drift, gap / temperature))
+        # 0 times a gap over T that overflows is 0
+        turn = (drift * (gap / temperature)).where(drift.nonzero(), 0.0)
+        slope.set(slope.get() + turn)
         alive = (p * w).nonzero().bits()
         masks.put(c, alive)
         count.set(count.get() + alive.ones())
