@@ -526,7 +526,7 @@ def test_statistics_of_any_parts_add_up_to_those_of_all(dtype, mapping, d, cuts)
             assert_close(found, exact, rtol=tolerance, atol=tolerance * d, msg=field)
 
 
-LARGE = {"n": 20_000, "k": 21, "d": 17}
+LARGE = {"n": 50_000, "k": 21, "d": 17}
 """Rows for several parts, and work for several threads, in each operator."""
 
 

@@ -23,6 +23,14 @@ SENSITIVITY = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
 """The factors of p, sqrt(p) and 1 in the sensitivity of each."""
 
 
+ROW_WORK = 2**11
+"""What a row costs beside its products, in their number."""
+
+
+MAP_WORK, MAP_VJP_WORK = 96, 24
+"""What a score costs, in products, in a mapping and in its derivative."""
+
+
 class NotFinite(Exception):
     """The centers are, or their squares: the formulas know what comes out."""
 
@@ -66,6 +74,7 @@ class Problem:
         self.centers = self.kernels.pack_centers(self.rows, step.DIFFERENCES)
         if not self.centers.reach < np.inf:
             raise NotFinite
+        self.row_work = ROW_WORK + self.k * self.d
         self.points, self.bad = flat(points), np.zeros(self.n, np.bool_)
         self.high, self.width = len(self.centers.offsets), self.centers.width
         kind = np.finfo(self.rows.dtype)
@@ -82,13 +91,13 @@ class Problem:
 
     def parts(self) -> list[tuple[int, int]]:
         """First and last rows of each part, where parts have sums of their own."""
-        return parts(self.n, self.k * self.d, 8 * self.high * self.width)
+        return parts(self.n, self.row_work, 8 * self.high * self.width)
 
     def run(
         self, ends: list[tuple[int, int]], task: Callable[[int, int, int], None]
     ) -> Tensor | None:
         """Run task(part, first row, last row); the rows that are not finite, which it left out."""
-        share_out(lambda i: task(i, *ends[i]), len(ends), self.n * self.k * self.d)
+        share_out(lambda i: task(i, *ends[i]), len(ends), self.n * self.row_work)
         return torch.from_numpy(self.bad.nonzero()[0]) if self.bad.any() else None
 
     def by_row(
@@ -96,10 +105,10 @@ class Problem:
     ) -> None:
         """Fill ``out``, results for each row; rows that are not finite are left to the formula."""
         soft = (self.kind, self.temperature) if len(given) > 1 else ()
-        fixed = (self.centers, step.DIFFERENCES, *soft)
+        fixed = (self.centers, *soft)
         arrays = [flat(o) for o in out]
         bad = self.run(
-            parts(self.n, self.k * self.d),
+            parts(self.n, self.row_work),
             lambda _, first, last: kernel(self.points, self.bad, first, last, *fixed, *arrays),
         )
         if bad is not None:
@@ -135,7 +144,7 @@ def free_energy(
     points: Tensor, centers: Tensor, weight: Tensor | None, temperature: Tensor, mapping: str
 ) -> tuple[Tensor, Tensor]:
     p = Problem(points, centers, temperature.item(), mapping)
-    w, ends = p.weights(weight), parts(p.n, p.k * p.d)
+    w, ends = p.weights(weight), parts(p.n, p.row_work)
     terms, sums = points.new_empty(p.n), np.zeros((len(ends), 1))
     out = flat(terms)
 
@@ -147,7 +156,6 @@ def free_energy(
             first,
             last,
             p.centers,
-            step.DIFFERENCES,
             p.kind,
             p.temperature,
             out,
@@ -181,7 +189,6 @@ def statistics(
             first,
             last,
             p.centers,
-            step.DIFFERENCES,
             p.kind,
             p.temperature,
             p.threshold,
@@ -227,7 +234,7 @@ def statistics_vjp(
         through = True
         by_moment = to_moment.detach().to(points.dtype).contiguous().numpy()
         none = np.zeros(p.d, p.dtype)
-        cotangent = p.kernels.pack(by_moment, none, none, p.dtype(1))
+        cotangent = p.kernels.pack(by_moment, none, none, p.dtype(1), False)
         cotangent.offsets[: p.k] = flat(to_mass) + by_moment @ p.centers.origin
         by_distortion[: p.k] = flat(to_distortion)
     to_free, to_inertia = flat(to_energies.to(points.dtype))
@@ -247,7 +254,6 @@ def statistics_vjp(
             first,
             last,
             p.centers,
-            step.DIFFERENCES,
             p.kind,
             p.temperature,
             powers,
@@ -287,7 +293,7 @@ def potentials(points: Tensor, candidates: Tensor, near: Tensor, weight: Tensor)
     w, n, sums = flat(weight), flat(near), np.zeros((len(ends), p.k))
 
     def task(i: int, first: int, last: int) -> None:
-        given = p.centers, step.DIFFERENCES, n, sums[i]
+        given = p.centers, n, sums[i]
         p.kernels.potential_rows(p.points, p.bad, w, first, last, *given)
 
     bad = p.run(ends, task)
@@ -307,9 +313,9 @@ def map_scores(scores: Tensor, mapping: str) -> Tensor:
     kernels, n = compiled(), scores.shape[-1]
     out = torch.empty(scores.shape, dtype=scores.dtype)
     x, y = flat(scores), flat(out)
-    ends = parts(scores.numel() // max(n, 1), 64 * n)
+    ends = parts(scores.numel() // max(n, 1), MAP_WORK * n)
     kind = KINDS.index(mapping)
-    share_out(lambda i: kernels.map_rows(x, n, *ends[i], kind, y), len(ends), 64 * len(x))
+    share_out(lambda i: kernels.map_rows(x, n, *ends[i], kind, y), len(ends), MAP_WORK * len(x))
     return out
 
 
@@ -317,9 +323,13 @@ def map_scores_vjp(p: Tensor, gradient: Tensor, mapping: str) -> Tensor:
     kernels, n = compiled(), p.shape[-1]
     out = torch.empty(p.shape, dtype=p.dtype)
     x, g, y = flat(p), flat(gradient), flat(out)
-    ends = parts(p.numel() // max(n, 1), 8 * n)
+    ends = parts(p.numel() // max(n, 1), MAP_VJP_WORK * n)
     powers = np.array(SENSITIVITY[KINDS.index(mapping)], x.dtype)
-    share_out(lambda i: kernels.map_vjp_rows(x, g, n, *ends[i], powers, y), len(ends), 8 * len(x))
+    share_out(
+        lambda i: kernels.map_vjp_rows(x, g, n, *ends[i], powers, y),
+        len(ends),
+        MAP_VJP_WORK * len(x),
+    )
     return out
 
 

@@ -53,14 +53,14 @@ FLUSH = 8
 
 
 @jit
-def nearest_rows(points, bad, first, last, centers, differences, labels, near, margins):
+def nearest_rows(points, bad, first, last, centers, labels, near, margins):
     """Labels, distances and margins of rows first, ..., last - 1."""
     group = new_group(points, len(centers.offsets), centers.width)
     lanes = len(group.low)
     for start in range(first, last, lanes):
         count = min(lanes, last - start)
         take(points, bad, start, count, centers, group)
-        compare(points, bad, start, count, centers, differences, group)
+        compare(points, bad, start, count, centers, group)
         for i in range(count):
             labels[start + i] = group.label[i]
             near[start + i] = group.near[i]
@@ -68,14 +68,14 @@ def nearest_rows(points, bad, first, last, centers, differences, labels, near, m
 
 
 @jit
-def potential_rows(points, bad, weight, first, last, centers, differences, so_far, out):
+def potential_rows(points, bad, weight, first, last, centers, so_far, out):
     """Add what rows first, ..., last - 1 contribute to `step.potentials`."""
     group = new_group(points, len(centers.offsets), centers.width)
     lanes = len(group.low)
     for start in range(first, last, lanes):
         count = min(lanes, last - start)
         take(points, bad, start, count, centers, group)
-        compare(points, bad, start, count, centers, differences, group)
+        compare(points, bad, start, count, centers, group)
         for i in range(lanes):
             there = i < count and not bad[start + i]
             group.weight[i] = weight[start + i] if there else 0
@@ -85,14 +85,14 @@ def potential_rows(points, bad, weight, first, last, centers, differences, so_fa
 
 
 @jit
-def distance_rows(points, bad, first, last, centers, differences, out):
+def distance_rows(points, bad, first, last, centers, out):
     """Squared distances (N, K) of rows first, ..., last - 1."""
     group = new_group(points, len(centers.offsets), centers.width)
     lanes, n = len(group.low), centers.n
     for start in range(first, last, lanes):
         count = min(lanes, last - start)
         take(points, bad, start, count, centers, group)
-        compare(points, bad, start, count, centers, differences, group)
+        compare(points, bad, start, count, centers, group)
         for i in range(count):
             near, low = group.near[i], group.low[i]
             for j in range(n):
@@ -100,29 +100,27 @@ def distance_rows(points, bad, first, last, centers, differences, out):
 
 
 @jit
-def share_rows(points, bad, first, last, centers, differences, kind, temperature, out):
+def share_rows(points, bad, first, last, centers, kind, temperature, out):
     """Responsibilities (N, K) of rows first, ..., last - 1."""
     group = new_group(points, len(centers.offsets), centers.width)
     lanes, n = len(group.low), centers.n
     for start in range(first, last, lanes):
         count = min(lanes, last - start)
         take(points, bad, start, count, centers, group)
-        compare(points, bad, start, count, centers, differences, group)
+        compare(points, bad, start, count, centers, group)
         chosen = share(kind, temperature, n, group)
         write_shares(group, chosen, n, start, count, out)
 
 
 @jit
-def free_energy_rows(
-    points, bad, weight, first, last, centers, differences, kind, temperature, terms, sums
-):
+def free_energy_rows(points, bad, weight, first, last, centers, kind, temperature, terms, sums):
     """min_p <p, d_i> - T H(p) of rows first, ..., last - 1, and their weighted sum."""
     group = new_group(points, len(centers.offsets), centers.width)
     lanes = len(group.low)
     for start in range(first, last, lanes):
         count = min(lanes, last - start)
         take(points, bad, start, count, centers, group)
-        compare(points, bad, start, count, centers, differences, group)
+        compare(points, bad, start, count, centers, group)
         share(kind, temperature, centers.n, group)
         for i in range(count):
             term = free(temperature, group.near[i], group.mean_gap[i], group.entropy[i])
@@ -141,7 +139,6 @@ def add_statistics(
     first,
     last,
     centers,
-    differences,
     kind,
     temperature,
     threshold,
@@ -160,7 +157,7 @@ def add_statistics(
     for start in range(first, last, lanes):
         count = min(lanes, last - start)
         take(points, bad, start, count, centers, group)
-        compare(points, bad, start, count, centers, differences, group)
+        compare(points, bad, start, count, centers, group)
         for i in range(lanes):
             there = i < count and not bad[start + i]
             group.weight[i] = weight[start + i] if there else 0
@@ -218,7 +215,6 @@ def statistics_rows(
     first,
     last,
     centers,
-    differences,
     kind,
     temperature,
     threshold,
@@ -237,7 +233,6 @@ def statistics_rows(
         first,
         last,
         centers,
-        differences,
         kind,
         temperature,
         threshold,
@@ -294,7 +289,6 @@ def add_pullback(
     first,
     last,
     centers,
-    differences,
     kind,
     temperature,
     powers,
@@ -319,7 +313,7 @@ def add_pullback(
     for start in range(first, last, lanes):
         count = min(lanes, last - start)
         take(points, bad, start, count, centers, group)
-        compare(points, bad, start, count, centers, differences, group)
+        compare(points, bad, start, count, centers, group)
         for i in range(lanes):
             there = i < count and not bad[start + i]
             group.weight[i] = weight[start + i] if there else 0
@@ -403,7 +397,6 @@ def pullback_rows(
     first,
     last,
     centers,
-    differences,
     kind,
     temperature,
     powers,
@@ -427,7 +420,6 @@ def pullback_rows(
         first,
         last,
         centers,
-        differences,
         kind,
         temperature,
         powers,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from .lanes import LINE
 from .vectors import (
     ROWS,
+    add_features,
     add_point,
     add_row,
     add_tile,
@@ -32,6 +33,7 @@ from .vectors import (
     squared_distance,
     squares,
     transpose,
+    transpose_back,
     two_smallest,
 )
 
@@ -58,6 +60,7 @@ class Centers(NamedTuple):
     raw: Array  # (K * D,), as they are
     shift: Array  # (D,), of the rows
     origin: Array  # (D,), of the features of points: the shift, or 0 where differences are exact
+    direct: bool  # distances from differences, of points about 0
     reach: float  # the largest norm
     n: int
     width: int
@@ -98,7 +101,7 @@ def lanes_of(values):
 
 
 @jit
-def pack(rows, shift, origin, scale):
+def pack(rows, shift, origin, scale, direct):
     """Rows (K, D) laid out for products with points about the origin, times the scale."""
     count, d = rows.shape
     high, width = padded(count, ROWS), padded(d, lanes_of(rows))
@@ -115,7 +118,8 @@ def pack(rows, shift, origin, scale):
             packed[j // ROWS * ROWS * d + k * ROWS + j % ROWS] = scale * value
         offsets[j] = square
         reach = max(reach, math.sqrt(square)) if math.isfinite(square) else math.inf
-    return Centers(packed, offsets, out, rows.ravel(), shift, origin, reach, count, width)
+    flat = rows.ravel()
+    return Centers(packed, offsets, out, flat, shift, origin, direct, reach, count, width)
 
 
 @jit
@@ -135,8 +139,8 @@ def pack_centers(centers, differences):
             shift[k] = round(mean[k] / grid) * grid
     kind = centers.dtype
     if d <= differences:
-        return pack(centers, shift, np.zeros_like(shift), kind.type(1))
-    return pack(centers, shift, shift, kind.type(-2))
+        return pack(centers, shift, np.zeros_like(shift), kind.type(1), True)
+    return pack(centers, shift, shift, kind.type(-2), False)
 
 
 @jit
@@ -199,10 +203,10 @@ def take(points, bad, first, count, centers, group):
 
 
 @plain
-def compare(points, bad, first, count, centers, differences, group):
+def compare(points, bad, first, count, centers, group):
     """Scores of the group, and the nearest center of each point."""
     d = len(centers.shift)
-    if d <= differences:
+    if centers.direct:
         for j in range(0, len(centers.offsets), ROWS):
             difference_tile(centers.packed, j, group.features, d, group.scores)
         two_smallest(group.scores, centers.n, group.low, group.second, group.label)
@@ -341,6 +345,10 @@ def add_moments(points, bad, first, count, n, nonzero, centers, group, partial, 
     """moment_j += sum_i s_ij (x_i - shift) for the weighted shares s; True: to ``partial``."""
     d, lanes, width = len(centers.shift), len(group.low), centers.width
     x, shares, masks, chosen = group.x, group.shares, group.masks, group.chosen
+    if centers.direct:
+        shift = centers.shift
+        add_features(shares, n, chosen, group.features, shift, d, moment, width)
+        return False
     if nonzero * 10 <= lanes * centers.n:
         for c in range(n):
             mask, at = masks[c], chosen[c] * width
@@ -388,6 +396,16 @@ def complete(n, shares, count, chosen, lanes, full):
 def write_shares(group, chosen, n, first, count, out):
     """Shares of the chosen centers into rows first, ..., first + count - 1 of (N, n)."""
     lanes, shares = len(group.low), group.shares
+    if count == lanes and 4 * chosen > n:
+        side = lanes // 2
+        whole = n // side * side
+        in_place = complete(chosen, shares, n, group.chosen, lanes, group.spread)
+        full = shares if in_place else group.spread
+        transpose_back(full, whole, out, first * n, n)
+        for i in range(count):
+            for j in range(whole, n):
+                out[(first + i) * n + j] = full[j * lanes + i]
+        return
     for at in range(first * n, (first + count) * n):
         out[at] = 0
     for i in range(count):

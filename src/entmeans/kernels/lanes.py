@@ -117,6 +117,9 @@ class Lanes:
         """Where the numbers are NaN."""
         return self._new(self.builder.fcmp_unordered("uno", self.value, self.value))
 
+    def __and__(self, other: Lanes) -> Lanes:
+        return self._new(self.builder.and_(self.value, other.value))
+
     def where(self, mask: Lanes, other: Lanes | Value | float) -> Lanes:
         """These numbers where the mask holds, the others elsewhere."""
         return self._new(self.builder.select(mask.value, self.value, self.like(other).value))
@@ -138,7 +141,7 @@ class Lanes:
         return self._call("llvm.rint", self)
 
     def exp(self) -> Lanes:
-        """For numbers from the logarithm of the smallest normal number to 0."""
+        """For numbers from the logarithm of the smallest normal number to 0; else anything."""
         single = isinstance(self.type.element, ir.FloatType)
         power = (self * (1 / math.log(2))).round()
         high = 0.693145751953125  # log 2 in few bits: its product with a power is exact

@@ -136,6 +136,23 @@ def _exchanged(part: list[Lanes], half: int) -> list[Lanes]:
 
 
 @vectors()
+def transpose_back(
+    code: Code, shares: Memory, n: Whole, out: Memory, first: Whole, row: Whole
+) -> None:
+    """The inverse of `transpose`, without a shift."""
+    side = shares.count // 2
+    with code.steps(n, side) as at:
+        for top in range(0, shares.count, side):
+            part = [shares.load((at + i) * shares.count + top, side) for i in range(side)]
+            half = 1
+            while half < side:
+                part = _exchanged(part, half)
+                half *= 2
+            for i, points in enumerate(part):
+                out.store(first + row * (top + i) + at, points)
+
+
+@vectors()
 def squares(code: Code, x: Memory, d: Whole, out: Memory) -> None:
     """||x||^2 of each point."""
     total = code.variable(x.all(0.0))
@@ -203,8 +220,13 @@ def candidates(
 
 @vectors()
 def entmax15_shares(code: Code, x: Memory, n: Whole, entropy: Memory) -> None:
-    """x (halved scores, 0 at the top) to shares [x - tau]_+^2, as `Entmax15.probabilities`."""
-    zero, tau = x.all(0.0), code.variable(x.all(-1.0))
+    """x (halved scores, 0 at the top) to shares [x - tau]_+^2, as `Entmax15.probabilities`.
+
+    Newton's steps double the digits: once one is below the root of the rounding, the support is
+    settled but for shares below rounding, and on it the rest of the way has a closed form.
+    """
+    zero, one, tau = x.all(0.0), x.all(1.0), code.variable(x.all(-1.0))
+    moving = code.variable(one > zero)  # a point stops by itself, whatever the others do
     with code.repeat() as again:
         square, slope = code.variable(zero), code.variable(zero)
         with code.loop(n) as c:
@@ -212,26 +234,23 @@ def entmax15_shares(code: Code, x: Memory, n: Whole, entropy: Memory) -> None:
             square.set(square.get().plus_product(q, q))
             slope.set(slope.get() + q)
         step = (square.get() - square.get().sqrt()) / slope.get()
-        tau.set(tau.get() + step)
-        again((step > 4 * x.epsilon).any())
-    size, total = code.variable(zero), Sum(code, zero)
+        tau.set((tau.get() + step).where(moving.get(), tau.get()))
+        moving.set(moving.get() & (step > x.epsilon**0.5))
+        again(moving.get().any())
+    size, total, square = code.variable(zero), Sum(code, zero), Sum(code, zero)
     with code.loop(n) as c:
-        value = x.load(c * x.count)
-        inside = value > tau.get()
-        size.set(size.get() + x.all(1.0).where(inside, 0.0))
-        total.add(value.where(inside, 0.0))
-    mean, spread = total.get() / size.get(), Sum(code, zero)
-    with code.loop(n) as c:
-        value = x.load(c * x.count)
-        deviation = (value - mean).where(value > tau.get(), 0.0)
-        spread.add(deviation * deviation)
-    threshold = mean - ((x.all(1.0) - spread.get()) / size.get()).sqrt()
+        q = (x.load(c * x.count) - tau.get()).maximum(0.0)
+        size.set(size.get() + one.where(q > 0.0, 0.0))
+        total.add(q)
+        square.add(q * q)
+    mean, left = total.get() / size.get(), (one - square.get()) / size.get()
+    threshold = tau.get() - left / (mean + (mean * mean + left).sqrt())
     total = Sum(code, zero)
     with code.loop(n) as c:
         q = (x.load(c * x.count) - threshold).maximum(0.0)
         p = q * q
         x.store(c * x.count, p)
-        total.add(p * (x.all(1.0) - q))
+        total.add(p * (one - q))
     entropy.store(0, total.get() * (4 / 3))
 
 
@@ -282,7 +301,7 @@ def softmax_shares(
         score = gap * rate * -1.0
         alive = score > floor
         with code.when(alive.any()):
-            e = score.maximum(floor).exp().where(alive, 0.0)
+            e = score.exp().where(alive, 0.0)
             at = count.get()
             x.store(at * x.count, e)
             chosen.put(at, j)
@@ -441,6 +460,26 @@ def add_point(
             total = out.load(out_at + k, count)
             point = x.load(x_at + k, count) - shift.load(k, count)
             out.store(out_at + k, total.plus_product(point.converted(total.type), factor))
+
+
+@vectors()
+def add_features(
+    code: Code,
+    shares: Memory,
+    n: Whole,
+    chosen: Memory,
+    features: Memory,
+    shift: Memory,
+    d: Whole,
+    out: Memory,
+    width: Whole,
+) -> None:
+    """out_j += sum_i s_ij (x_i - shift) for few features, one after the other."""
+    with code.loop(n) as c:
+        j, s = chosen.whole(c), shares.load(c * shares.count)
+        with code.loop(d) as k:
+            x = features.load(k * features.count) - shift.scalar(k)
+            out.add(j * width + k, (s * x).total())
 
 
 @vectors()
