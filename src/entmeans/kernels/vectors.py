@@ -237,13 +237,13 @@ def entmax15_shares(code: Code, x: Memory, n: Whole, entropy: Memory) -> None:
         tau.set((tau.get() + step).where(moving.get(), tau.get()))
         moving.set(moving.get() & (step > x.epsilon**0.5))
         again(moving.get().any())
-    size, total, square = code.variable(zero), Sum(code, zero), Sum(code, zero)
+    size, total, powers = code.variable(zero), Sum(code, zero), Sum(code, zero)
     with code.loop(n) as c:
         q = (x.load(c * x.count) - tau.get()).maximum(0.0)
         size.set(size.get() + one.where(q > 0.0, 0.0))
         total.add(q)
-        square.add(q * q)
-    mean, left = total.get() / size.get(), (one - square.get()) / size.get()
+        powers.add(q * q)
+    mean, left = total.get() / size.get(), (one - powers.get()) / size.get()
     threshold = tau.get() - left / (mean + (mean * mean + left).sqrt())
     total = Sum(code, zero)
     with code.loop(n) as c:
