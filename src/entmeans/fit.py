@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from . import step
-from .functional import free_energy, inertia, nearest, statistics
-from .inputs import check_count, check_temperature, checked_weights, same_kind, some_points
+from .functional import free_energy, statistics
+from .inputs import check_count, check_temperature, checked_weights, same_kind, some_points, weights
 from .kernels import run
 from .limit import one_hot_temperature
 from .mappings import HARD, Hard, Mapping, built_in, get_mapping
@@ -238,14 +238,16 @@ def reference_temperature(
     sample_weight: Tensor | None = None,
 ) -> float:
     """The default first temperature: a multiple of the mean squared distance to the centers."""
+    points, centers = same_kind(points, centers)
     factor = FIRST_TEMPERATURE.get(get_mapping(mapping).name, 1.0)
-    return factor * inertia(points, centers, sample_weight, "mean").item()
+    _, near, _ = run(step.nearest, points, centers)
+    return factor * reduce(near, weights(sample_weight, points), "mean").item()
 
 
 def relocate(points: Tensor, centers: Tensor, empty: Tensor, weight: Tensor | None) -> Tensor:
     """Centers with each empty one moved onto the point that is then farthest from all of them."""
     centers = centers.clone()
-    near = nearest(points, centers).distances
+    _, near, _ = run(step.nearest, points, centers)
     for j in empty.nonzero():
         candidates = near if weight is None else torch.where(weight > 0, near, -1.0)
         farthest = candidates.argmax().unsqueeze(0)
@@ -270,17 +272,17 @@ def _result(
     history: list[Step],
     stop_reason: StopReason,
 ) -> FitResult:
-    found = nearest(points, centers)
-    total = reduce(found.distances, weight, "sum")
+    labels, near, margins = run(step.nearest, points, centers)
+    total = reduce(near, weight, "sum")
     energy = (
         free_energy(points, centers, temperature, mapping, weight, "sum") if temperature else total
     )
     return FitResult(
         centers=centers,
-        labels=found.labels,
+        labels=labels,
         inertia=total.item(),
         free_energy=energy.item(),
-        hardening_temperature=one_hot_temperature(found.margins, weight, mapping).item(),
+        hardening_temperature=one_hot_temperature(margins, weight, mapping).item(),
         history=history,
         stop_reason=stop_reason,
     )
