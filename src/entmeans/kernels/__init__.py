@@ -62,7 +62,8 @@ def implementation(points: Tensor, mapping: str | Mapping = "entmax15") -> str:
     Examples
     --------
     >>> import torch, entmeans
-    >>> entmeans.implementation(torch.zeros(10, 2))
+    >>> with entmeans.use_implementation("auto"):
+    ...     entmeans.implementation(torch.zeros(10, 2))
     'numba'
     """
     why = _why_not(points, mapping)
