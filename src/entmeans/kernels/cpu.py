@@ -22,10 +22,8 @@ KINDS = ("hard", "softmax", "entmax15", "sparsemax")
 SENSITIVITY = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
 """The factors of p, sqrt(p) and 1 in the sensitivity of each."""
 
-
 ROW_WORK = 2**11
 """What a row costs beside its products, in their number."""
-
 
 MAP_WORK, MAP_VJP_WORK = 96, 24
 """What a score costs, in products, in a mapping and in its derivative."""
@@ -89,54 +87,55 @@ class Problem:
     def weights(self, weight: Tensor | None) -> Array:
         return np.ones(self.n, self.dtype) if weight is None else flat(weight)
 
-    def parts(self) -> list[tuple[int, int]]:
-        """First and last rows of each part, where parts have sums of their own."""
-        return parts(self.n, self.row_work, 8 * self.high * self.width)
+    def parts(self, bytes_of_sums: int = 0) -> list[tuple[int, int]]:
+        """First and last rows of each part."""
+        return parts(self.n, self.row_work, bytes_of_sums)
 
-    def run(
-        self, ends: list[tuple[int, int]], task: Callable[[int, int, int], None]
-    ) -> Tensor | None:
-        """Run task(part, first row, last row); the rows that are not finite, which it left out."""
-        share_out(lambda i: task(i, *ends[i]), len(ends), self.n * self.row_work)
+    def sums(self) -> tuple[list[tuple[int, int]], Array, Array]:
+        """Parts for sums over points, with a mass (high,) and a moment (high * width,) for each."""
+        size = self.high * self.width
+        ends = self.parts(8 * size)
+        return ends, np.zeros((len(ends), self.high)), np.zeros((len(ends), size))
+
+    def run(self, kernel: Any, ends: list[tuple[int, int]], given: Any, *sums: Array) -> Any:
+        """Run the kernel on each part, with its row of each of the sums.
+
+        Returns which rows it left out, because they are not finite, if there are any.
+        """
+
+        def task(i: int) -> None:
+            kernel(self.points, self.bad, *ends[i], self.centers, *given, *(s[i] for s in sums))
+
+        share_out(task, len(ends), self.n * self.row_work)
         return torch.from_numpy(self.bad.nonzero()[0]) if self.bad.any() else None
-
-    def by_row(
-        self, kernel: Any, formula: Callable[..., Any], points: Tensor, given: Any, *out: Tensor
-    ) -> None:
-        """Fill ``out``, results for each row; rows that are not finite are left to the formula."""
-        soft = (self.kind, self.temperature) if len(given) > 1 else ()
-        fixed = (self.centers, *soft)
-        arrays = [flat(o) for o in out]
-        bad = self.run(
-            parts(self.n, self.row_work),
-            lambda _, first, last: kernel(self.points, self.bad, first, last, *fixed, *arrays),
-        )
-        if bad is not None:
-            found = formula(points[bad], *given)
-            for o, f in zip(out, [found] if isinstance(found, Tensor) else found, strict=True):
-                o[bad] = f
 
 
 def squared_distances(points: Tensor, centers: Tensor) -> Tensor:
     p = Problem(points, centers)
     out = points.new_empty(p.n, p.k)
-    p.by_row(p.kernels.distance_rows, step.squared_distances_formula, points, (centers,), out)
+    bad = p.run(p.kernels.distance_rows, p.parts(), (flat(out),))
+    if bad is not None:
+        out[bad] = step.squared_distances_formula(points[bad], centers)
     return out
 
 
 def responsibilities(points: Tensor, centers: Tensor, temperature: Tensor, mapping: str) -> Tensor:
     p = Problem(points, centers, temperature.item(), mapping)
-    out, given = points.new_empty(p.n, p.k), (centers, temperature, mapping)
-    p.by_row(p.kernels.share_rows, step.responsibilities_formula, points, given, out)
+    out = points.new_empty(p.n, p.k)
+    bad = p.run(p.kernels.share_rows, p.parts(), (p.kind, p.temperature, flat(out)))
+    if bad is not None:
+        out[bad] = step.responsibilities_formula(points[bad], centers, temperature, mapping)
     return out
 
 
 def nearest(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     p = Problem(points, centers)
     labels = points.new_empty(p.n, dtype=torch.int64)
-    near, margins = points.new_empty(p.n), points.new_empty(p.n)
-    out = labels, near, margins
-    p.by_row(p.kernels.nearest_rows, step.nearest_formula, points, (centers,), *out)
+    out = labels, points.new_empty(p.n), points.new_empty(p.n)
+    bad = p.run(p.kernels.nearest_rows, p.parts(), tuple(map(flat, out)))
+    if bad is not None:
+        for values, mended in zip(out, step.nearest_formula(points[bad], centers), strict=True):
+            values[bad] = mended
     return out
 
 
@@ -144,30 +143,15 @@ def free_energy(
     points: Tensor, centers: Tensor, weight: Tensor | None, temperature: Tensor, mapping: str
 ) -> tuple[Tensor, Tensor]:
     p = Problem(points, centers, temperature.item(), mapping)
-    w, ends = p.weights(weight), parts(p.n, p.row_work)
-    terms, sums = points.new_empty(p.n), np.zeros((len(ends), 1))
-    out = flat(terms)
-
-    def task(i: int, first: int, last: int) -> None:
-        p.kernels.free_energy_rows(
-            p.points,
-            p.bad,
-            w,
-            first,
-            last,
-            p.centers,
-            p.kind,
-            p.temperature,
-            out,
-            sums[i],
-        )
-
-    bad = p.run(ends, task)
+    w, ends, terms = p.weights(weight), p.parts(), points.new_empty(p.n)
+    sums = np.zeros((len(ends), 1))
+    given = w, p.kind, p.temperature, flat(terms)
+    bad = p.run(p.kernels.free_energy_rows, ends, given, sums)
     total = torch.tensor(added(sums)[0], dtype=torch.float64)
     if bad is not None:
-        given = centers, torch.from_numpy(w)[bad], temperature, mapping
-        terms[bad], rest = step.free_energy_formula(points[bad], *given)
-        total = total + rest
+        rest = points[bad], centers, torch.from_numpy(w)[bad], temperature, mapping
+        terms[bad], more = step.free_energy_formula(*rest)
+        total = total + more
     return terms, total
 
 
@@ -175,31 +159,13 @@ def statistics(
     points: Tensor, centers: Tensor, weight: Tensor | None, temperature: Tensor, mapping: str
 ) -> tuple[Tensor, ...]:
     p = Problem(points, centers, temperature.item(), mapping)
-    w, ends = p.weights(weight), p.parts()
+    w, (ends, mass, moment) = p.weights(weight), p.sums()
     n = len(ends)
-    mass, moment = np.zeros((n, p.high)), np.zeros((n, p.high * p.width))
     distortion, cost, totals = np.zeros((n, p.k)), np.zeros((n, p.k)), np.zeros((n, 4))
     totals[:, 3] = np.inf
-
-    def task(i: int, first: int, last: int) -> None:
-        p.kernels.statistics_rows(
-            p.points,
-            p.bad,
-            w,
-            first,
-            last,
-            p.centers,
-            p.kind,
-            p.temperature,
-            p.threshold,
-            mass[i],
-            moment[i],
-            distortion[i],
-            cost[i],
-            totals[i],
-        )
-
-    bad = p.run(ends, task)
+    given = w, p.kind, p.temperature, p.threshold
+    sums = mass, moment, distortion, cost, totals
+    bad = p.run(p.kernels.statistics_rows, ends, given, *sums)
     energies = added(totals)
     energies[3] = totals[:, 3].min()
     arrays = (
@@ -212,9 +178,9 @@ def statistics(
     found = tuple(torch.from_numpy(a) for a in arrays)
     if bad is None:
         return found
-    given = centers, torch.from_numpy(w)[bad], temperature, mapping
-    rest = step.statistics_formula(points[bad], *given)
-    return (step.Statistics.of(found) + step.Statistics.of(rest)).parts()
+    rest = points[bad], centers, torch.from_numpy(w)[bad], temperature, mapping
+    more = step.statistics_formula(*rest)
+    return (step.Statistics.of(found) + step.Statistics.of(more)).parts()
 
 
 def statistics_vjp(
@@ -237,48 +203,24 @@ def statistics_vjp(
         cotangent = p.kernels.pack(by_moment, none, none, p.dtype(1), False)
         cotangent.offsets[: p.k] = flat(to_mass) + by_moment @ p.centers.origin
         by_distortion[: p.k] = flat(to_distortion)
-    to_free, to_inertia = flat(to_energies.to(points.dtype))
     powers = np.array(SENSITIVITY[p.kind], p.dtype)
-    w, ends = p.weights(weight), p.parts()
-    n = len(ends)
-    mass, moment = np.zeros((n, p.high)), np.zeros((n, p.high * p.width))
-    totals = np.zeros((n, 1))
+    energies = flat(to_energies.to(points.dtype))
+    w, (ends, mass, moment) = p.weights(weight), p.sums()
+    totals = np.zeros((len(ends), 1))
     to_points, to_weight = points.new_empty(p.n, p.d), points.new_empty(p.n)
-    out = flat(to_points), flat(to_weight)
-
-    def task(i: int, first: int, last: int) -> None:
-        p.kernels.pullback_rows(
-            p.points,
-            p.bad,
-            w,
-            first,
-            last,
-            p.centers,
-            p.kind,
-            p.temperature,
-            powers,
-            through,
-            cotangent,
-            by_distortion,
-            to_free,
-            to_inertia,
-            mass[i],
-            moment[i],
-            *out,
-            totals[i],
-        )
-
-    bad = p.run(ends, task)
+    known = w, p.kind, p.temperature, powers, through, cotangent, by_distortion, *energies
+    given = *known, flat(to_points), flat(to_weight)
+    bad = p.run(p.kernels.pullback_rows, ends, given, mass, moment, totals)
     about = p.centers.shift  # where moments cancel no digits of the centers
     masses, moments = p.kernels.add_parts(mass, moment, p.d, p.width, 0 * about, p.k)
     by_center = 2 * (masses[:, None] * (p.rows - about) - moments)
     to_centers = torch.from_numpy(by_center).to(centers.dtype)
     to_temperature = temperature.detach().new_tensor(added(totals)[0])
     if bad is not None:
-        known = points[bad], centers, torch.from_numpy(w)[bad], temperature, mapping
-        rest = step.statistics_vjp_formula(*known, to_mass, to_moment, to_distortion, to_energies)
-        to_points[bad], to_weight[bad] = rest[0], rest[2]
-        to_centers, to_temperature = to_centers + rest[1], to_temperature + rest[3]
+        rest = points[bad], centers, torch.from_numpy(w)[bad], temperature, mapping
+        more = step.statistics_vjp_formula(*rest, to_mass, to_moment, to_distortion, to_energies)
+        to_points[bad], to_weight[bad] = more[0], more[2]
+        to_centers, to_temperature = to_centers + more[1], to_temperature + more[3]
     return to_points, to_centers, to_weight, to_temperature
 
 
@@ -290,13 +232,8 @@ def added(of_parts: Array) -> Array:
 def potentials(points: Tensor, candidates: Tensor, near: Tensor, weight: Tensor) -> Tensor:
     p = Problem(points, candidates)
     ends = p.parts()
-    w, n, sums = flat(weight), flat(near), np.zeros((len(ends), p.k))
-
-    def task(i: int, first: int, last: int) -> None:
-        given = p.centers, n, sums[i]
-        p.kernels.potential_rows(p.points, p.bad, w, first, last, *given)
-
-    bad = p.run(ends, task)
+    sums = np.zeros((len(ends), p.k))
+    bad = p.run(p.kernels.potential_rows, ends, (flat(weight), flat(near)), sums)
     found = torch.from_numpy(added(sums))
     if bad is None:
         return found

@@ -4,6 +4,9 @@
 
 run for 16 points (8 in float64) within the first-level cache: no score and no share is ever
 written to memory.  Functions are serial; `threads` shares out the rows.
+
+A function ``*_rows`` takes the points, where to say which rows are ``bad`` (not finite, and left
+out), the first row and the one after the last, the centers, and then what is its own.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ def nearest_rows(points, bad, first, last, centers, labels, near, margins):
 
 
 @jit
-def potential_rows(points, bad, weight, first, last, centers, so_far, out):
+def potential_rows(points, bad, first, last, centers, weight, so_far, out):
     """Add what rows first, ..., last - 1 contribute to `step.potentials`."""
     group = new_group(points, len(centers.offsets), centers.width)
     lanes = len(group.low)
@@ -113,7 +116,7 @@ def share_rows(points, bad, first, last, centers, kind, temperature, out):
 
 
 @jit
-def free_energy_rows(points, bad, weight, first, last, centers, kind, temperature, terms, sums):
+def free_energy_rows(points, bad, first, last, centers, weight, kind, temperature, terms, sums):
     """min_p <p, d_i> - T H(p) of rows first, ..., last - 1, and their weighted sum."""
     group = new_group(points, len(centers.offsets), centers.width)
     lanes = len(group.low)
@@ -129,16 +132,23 @@ def free_energy_rows(points, bad, weight, first, last, centers, kind, temperatur
                 sums[0] += np.float64(weight[start + i]) * term
 
 
+@jit
+def statistics_rows(points, bad, first, last, centers, weight, *given):
+    group = new_group(points, len(centers.offsets), centers.width)
+    partial = np.zeros(len(centers.rows), points.dtype)
+    add_statistics(group, partial, points, bad, first, last, centers, weight, *given)
+
+
 @plain
 def add_statistics(
     group,
     partial,
     points,
     bad,
-    weight,
     first,
     last,
     centers,
+    weight,
     kind,
     temperature,
     threshold,
@@ -208,43 +218,6 @@ def add_statistics(
 
 
 @jit
-def statistics_rows(
-    points,
-    bad,
-    weight,
-    first,
-    last,
-    centers,
-    kind,
-    temperature,
-    threshold,
-    mass,
-    moment,
-    distortion,
-    cost,
-    totals,
-):
-    add_statistics(
-        new_group(points, len(centers.offsets), centers.width),
-        np.zeros(len(moment), points.dtype),
-        points,
-        bad,
-        weight,
-        first,
-        last,
-        centers,
-        kind,
-        temperature,
-        threshold,
-        mass,
-        moment,
-        distortion,
-        cost,
-        totals,
-    )
-
-
-@jit
 def moved(mass, moment, start, previous):
     """`step.moved`."""
     k, d = moment.shape
@@ -279,16 +252,23 @@ def add_parts(mass, moment, d, width, shift, k):
     return masses, moments
 
 
+@jit
+def pullback_rows(points, bad, first, last, centers, weight, *given):
+    group = new_group(points, len(centers.offsets), centers.width)
+    partial = np.zeros(len(centers.rows), points.dtype)
+    add_pullback(group, partial, points, bad, first, last, centers, weight, *given)
+
+
 @plain
 def add_pullback(
     group,
     partial,
     points,
     bad,
-    weight,
     first,
     last,
     centers,
+    weight,
     kind,
     temperature,
     powers,
@@ -297,10 +277,10 @@ def add_pullback(
     to_distortion,
     to_free_energy,
     to_inertia,
-    mass,
-    moment,
     to_points,
     to_weight,
+    mass,
+    moment,
     totals,
 ):
     """Derivatives by rows first, ..., last - 1, and what centers and temperature get from them.
@@ -387,53 +367,6 @@ def add_pullback(
                 for k in range(d):
                     to_points[out + k] += group.pull[at + k]
     flush(partial, moment, len(moment))
-
-
-@jit
-def pullback_rows(
-    points,
-    bad,
-    weight,
-    first,
-    last,
-    centers,
-    kind,
-    temperature,
-    powers,
-    through,
-    cotangent,
-    to_distortion,
-    to_free_energy,
-    to_inertia,
-    mass,
-    moment,
-    to_points,
-    to_weight,
-    totals,
-):
-    add_pullback(
-        new_group(points, len(centers.offsets), centers.width),
-        np.zeros(len(moment), points.dtype),
-        points,
-        bad,
-        weight,
-        first,
-        last,
-        centers,
-        kind,
-        temperature,
-        powers,
-        through,
-        cotangent,
-        to_distortion,
-        to_free_energy,
-        to_inertia,
-        mass,
-        moment,
-        to_points,
-        to_weight,
-        totals,
-    )
 
 
 # Mappings of dense scores (N, K)
