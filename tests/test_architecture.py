@@ -17,6 +17,7 @@ ORDER = (
         "mappings",
         "schedules",
         "step",
+        "operators",
         "kernels",
         "functional",
         "limit",

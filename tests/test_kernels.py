@@ -21,7 +21,7 @@ from test_processes import run
 from torch.testing import assert_close
 
 import entmeans
-from entmeans import EntMeans, mappings, step
+from entmeans import EntMeans, mappings, operators, step
 from entmeans.kernels import threads
 from entmeans.step import Statistics
 
@@ -30,21 +30,9 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 each_mapping = pytest.mark.parametrize("mapping", MAPPINGS)
 each_soft_mapping = pytest.mark.parametrize("mapping", SOFT)
 
-OPERATORS = {
-    **{name: getattr(mappings, name) for name in ("map_scores", "map_scores_vjp")},
-    **{
-        name: getattr(step, name)
-        for name in (
-            *("squared_distances", "responsibilities", "nearest"),
-            *("free_energy", "statistics", "statistics_vjp"),
-        )
-    },
-}
+OPERATORS = {op._name: op for op in operators.FORMULAS}
 OF_POINTS = [name for name in OPERATORS if not name.startswith("map_")]
-FORMULAS = {
-    name: getattr(mappings if name.startswith("map_") else step, f"{name}_formula")
-    for name in OPERATORS
-}
+FORMULAS = {name: operators.FORMULAS[op] for name, op in OPERATORS.items()}
 ROWS = {"nearest": (0, 1, 2), "statistics_vjp": (0, 2)}
 """Which results have a row for each point; the first, where nothing else is said."""
 
@@ -181,12 +169,12 @@ def test_distances_and_the_nearest_are_those_of_the_formulas(name, dtype):
     (points, centers, _), (wide_points, wide_centers, _) = inputs_of(name, dtype)
     e = cases.expected(name, dtype, "hard", 0.0)
     with kernels_only():
-        found = step.squared_distances(points, centers)
-        labels, near, margins = step.nearest(points, centers)
-    exact = step.squared_distances_formula(wide_points, wide_centers)
+        found = operators.squared_distances(points, centers)
+        labels, near, margins = operators.nearest(points, centers)
+    exact = step.squared_distances(wide_points, wide_centers)
     # Both are within a bound of the truth.
     assert_within(found, exact, 2 * e.error[:, None] + 8 * e.eps * e.distances)
-    best = step.nearest_formula(wide_points, wide_centers)
+    best = step.nearest(wide_points, wide_centers)
     of_label, size = e.distances[range(len(points)), labels], e.distances.max(1)
     assert (of_label <= e.distances[range(len(points)), best[0]] + 2 * e.error).all()
     if CASES[name].exact:
@@ -229,18 +217,18 @@ def test_shares_free_energy_and_statistics_are_those_of_the_formulas(name, mappi
     for e in at_all_temperatures(name, dtype, mapping):
         rule = scalar(e.temperature), mapping
         with kernels_only():
-            p = step.responsibilities(*narrow[:2], *rule)
-            terms, total = step.free_energy(*narrow, *rule)
-            parts = step.statistics(*narrow, *rule)
-        e.assert_within(p, step.responsibilities_formula(*wide[:2], *rule), 2 * e.p_error)
+            p = operators.responsibilities(*narrow[:2], *rule)
+            terms, total = operators.free_energy(*narrow, *rule)
+            parts = operators.statistics(*narrow, *rule)
+        e.assert_within(p, step.responsibilities(*wide[:2], *rule), 2 * e.p_error)
 
-        exact_terms, exact_total = step.free_energy_formula(*wide, *rule)
+        exact_terms, exact_total = step.free_energy(*wide, *rule)
         e.assert_within(terms, exact_terms, 2 * e.free_energy_error)
         e.assert_within(total, exact_total, 2 * e.weight @ e.free_energy_error)
 
         assert all(part.dtype == torch.float64 for part in parts)
         found = Statistics.of(parts)
-        exact = Statistics.of(step.statistics_formula(*wide, *rule))
+        exact = Statistics.of(step.statistics(*wide, *rule))
         for field, error in errors_of_statistics(e).items():
             e.assert_within(getattr(found, field), getattr(exact, field), 2 * error)
 
@@ -324,7 +312,7 @@ def pulled_back_by_autograd(points, centers, weight, t, mapping, given):
     if weight is None:
         weight = points.new_ones(len(points))
     inputs = [value.detach().clone().requires_grad_() for value in (points, centers, weight, t)]
-    parts = step.statistics_formula(*inputs, mapping)[:4]
+    parts = step.statistics(*inputs, mapping)[:4]
     kept = [i for i, to in enumerate(given) if to is not None]
     outputs, to = ([values[i] for i in kept] for values in (parts, given))
     return torch.autograd.grad(outputs, inputs, to, materialize_grads=True)
@@ -342,9 +330,9 @@ def test_derivatives_are_those_of_autograd_of_the_formula(name, mapping, dtype):
         t = scalar(e.temperature)
         for to in (by_all, by_the_energies, by_the_inertia):
             with kernels_only():
-                found = step.statistics_vjp(*narrow, t, mapping, *to)
+                found = operators.statistics_vjp(*narrow, t, mapping, *to)
             if math.isinf(e.temperature):  # autograd knows no T dH at infinite T
-                exact = step.statistics_vjp_formula(*wide, t, mapping, *to)
+                exact = step.statistics_vjp(*wide, t, mapping, *to)
             else:
                 exact = pulled_back_by_autograd(*wide, t, mapping, to)
             errors = errors_of_vjp(e, *(None if v is None else v.numpy() for v in to))
@@ -362,13 +350,13 @@ def test_mappings_of_scores_and_their_derivatives_are_those_of_the_formulas(
     scores = scale * normal(*shape, dtype=dtype)
     gradient = normal(*shape, seed=1, dtype=dtype)
     with kernels_only():
-        p = mappings.map_scores(scores, mapping)
-        pulled = mappings.map_scores_vjp(p, gradient, mapping)
+        p = operators.map_scores(scores, mapping)
+        pulled = operators.map_scores_vjp(p, gradient, mapping)
     eps = torch.finfo(dtype).eps
-    exact = mappings.map_scores_formula(scores.double(), mapping)
+    exact = operators.map_scores_formula(scores.double(), mapping)
     # z is rounded once when the top is subtracted and each sum adds up to K positive terms.
     assert_close(p.double(), exact, rtol=0, atol=8 * (math.sqrt(shape[-1]) + 1) * eps)
-    exact = mappings.map_scores_vjp_formula(p.double(), gradient.double(), mapping)
+    exact = operators.map_scores_vjp_formula(p.double(), gradient.double(), mapping)
     assert_close(pulled.double(), exact, rtol=0, atol=8 * (math.sqrt(shape[-1]) + 1) * eps)
 
 
@@ -380,8 +368,8 @@ def test_rows_of_scores_without_a_finite_maximum_are_nan_and_touch_no_other(dtyp
     spoiled[3, 4], spoiled[20, 0], spoiled[36], spoiled[5, 2] = math.nan, math.inf, -math.inf, -1e9
     bad = torch.tensor([3, 20, 36])
     with kernels_only():
-        p = mappings.map_scores(spoiled, mapping)
-        clean = mappings.map_scores(scores, mapping)
+        p = operators.map_scores(spoiled, mapping)
+        clean = operators.map_scores(scores, mapping)
     kept = [i for i in range(37) if i not in (3, 5, 20, 36)]
     assert p[bad].isnan().all()
     assert p[5, 2] == 0
@@ -585,7 +573,7 @@ def test_ten_threads_at_once_get_the_bits_of_one(asked_for_workers, set_num_thre
 
     def both(_):
         with entmeans.use_implementation("numba"):
-            return *results(step.statistics, *arguments), torch.as_tensor(model.predict(X))
+            return *results(operators.statistics, *arguments), torch.as_tensor(model.predict(X))
 
     set_num_threads(1)
     with kernels_only():
@@ -680,7 +668,7 @@ def test_every_operator_is_right_at_sizes_about_the_width_of_a_vector(dtype, n, 
             points.double(), centers.double(), compute_mode="donot_use_mm_for_euclid_dist"
         ).square()
         with kernels_only():
-            labels = step.nearest(points, centers)[0]
+            labels = operators.nearest(points, centers)[0]
         gap = distances.gather(1, labels[:, None])[:, 0] - distances.amin(1)
         assert (gap.numpy() <= oracle.distance_error(points, centers, eps)).all()
 
@@ -785,9 +773,9 @@ def test_a_group_of_centers_far_away_does_not_blur_the_labels_in_the_other(d, se
         points.double(), centers.double(), compute_mode="donot_use_mm_for_euclid_dist"
     ).square()
     with kernels_only():
-        labels = step.nearest(points, centers)[0]
-        p = step.responsibilities(points, centers, scalar(0.0), "hard")
-        mass = step.statistics(points, centers, None, scalar(0.0), "hard")[0]
+        labels = operators.nearest(points, centers)[0]
+        p = operators.responsibilities(points, centers, scalar(0.0), "hard")
+        mass = operators.statistics(points, centers, None, scalar(0.0), "hard")[0]
     # Distances within a group are about 2 d; float32 rounds a difference at 6e-8.
     behind = distances.gather(1, labels[:, None])[:, 0] - distances.amin(1)
     assert behind.max() <= 1e-6 * 2 * d

@@ -14,7 +14,8 @@ from torch.func import hessian, jacfwd, jacrev, vmap
 from torch.testing import assert_close
 
 import entmeans
-from entmeans.mappings import get_mapping, probabilities
+from entmeans.mappings import get_mapping
+from entmeans.operators import probabilities
 
 SPARSE = {
     "entmax15": (entmeans.entmax15, entmax.entmax15),

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import entmeans
-from entmeans import EntMeans, step
+from entmeans import EntMeans, operators
 from entmeans.step import CHUNK_ELEMENTS
 
 MAPPINGS = ["softmax", "entmax15", "sparsemax", "hard"]
@@ -144,8 +144,8 @@ CALLS = {
 @pytest.fixture
 def formulas(monkeypatch):
     """The operators as plain functions, so that a watch sees inside."""
-    for name in [n.removesuffix("_formula") for n in vars(step) if n.endswith("_formula")]:
-        monkeypatch.setattr(step, name, getattr(step, f"{name}_formula"))
+    for operator, formula in operators.FORMULAS.items():
+        monkeypatch.setattr(operators, operator._name, formula)
 
 
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")

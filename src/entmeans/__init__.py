@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from .fit import FitResult, Step, StopReason, anneal, reference_temperature
 from .functional import (
     Nearest,
+    entmax15,
     expected_distortion,
     free_energy,
     inertia,
     nearest,
     responsibilities,
+    sparsemax,
     squared_distances,
     statistics,
 )
@@ -25,7 +27,7 @@ from .limit import (
     hardening_temperature,
     is_fixed_point,
 )
-from .mappings import MAPPINGS, Mapping, entmax15, sparsemax
+from .mappings import MAPPINGS, Mapping
 from .schedules import Constant, Geometric, Linear
 from .seeding import kmeans_plusplus, random_centers
 from .step import Statistics

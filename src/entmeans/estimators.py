@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from . import step
+from . import operators
 from .fit import Step, StopReason, anneal
 from .functional import free_energy, inertia, responsibilities, squared_distances
 from .inputs import checked_weights, computed_in, same_kind
@@ -242,7 +242,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
     def predict(self, X: Any) -> Any:
         """The index of the nearest center of each sample, (n_samples,)."""
         points, centers = self._fitted(X)
-        return _like(X, run(step.nearest, *same_kind(points, centers))[0])
+        return _like(X, run(operators.nearest, *same_kind(points, centers))[0])
 
     @torch.no_grad()
     def predict_proba(self, X: Any, temperature: float | None = None) -> Any:

@@ -11,12 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import step
+from . import operators, step
 from .functional import free_energy, statistics
 from .inputs import check_count, check_temperature, checked_weights, same_kind, some_points, weights
 from .kernels import run
 from .limit import one_hot_temperature
-from .mappings import HARD, Hard, Mapping, built_in, get_mapping
+from .mappings import HARD, Hard, Mapping, get_mapping
+from .operators import serving
 from .schedules import Schedule, get_schedule
 from .seeding import nearer
 from .step import reduce
@@ -222,11 +223,8 @@ def _step(
 ) -> tuple[Tensor, _Now]:
     """The centers after a step from ``start``, and how far they are from the previous ones."""
     t = torch.tensor(temperature, dtype=torch.float64)
-    if built_in(mapping):
-        parts = run(step.statistics, points, start, weight, t, mapping.name)
-    else:
-        parts = step.statistics_formula(points, start, weight, t, mapping)
-    mass, moment, _, energies, _, hardness = parts
+    statistics, name = serving(operators.statistics, mapping)
+    mass, moment, _, energies, _, hardness = run(statistics, points, start, weight, t, name)
     moved, numbers = run(step.moved, mass, moment, start, previous)
     return moved, _Now(*energies.tolist(), *hardness.tolist(), *numbers.tolist())
 
@@ -240,14 +238,14 @@ def reference_temperature(
     """The default first temperature: a multiple of the mean squared distance to the centers."""
     points, centers = same_kind(points, centers)
     factor = FIRST_TEMPERATURE.get(get_mapping(mapping).name, 1.0)
-    _, near, _ = run(step.nearest, points, centers)
+    _, near, _ = run(operators.nearest, points, centers)
     return factor * reduce(near, weights(sample_weight, points), "mean").item()
 
 
 def relocate(points: Tensor, centers: Tensor, empty: Tensor, weight: Tensor | None) -> Tensor:
     """Centers with each empty one moved onto the point that is then farthest from all of them."""
     centers = centers.clone()
-    _, near, _ = run(step.nearest, points, centers)
+    _, near, _ = run(operators.nearest, points, centers)
     for j in empty.nonzero():
         candidates = near if weight is None else torch.where(weight > 0, near, -1.0)
         farthest = candidates.argmax().unsqueeze(0)
@@ -272,7 +270,7 @@ def _result(
     history: list[Step],
     stop_reason: StopReason,
 ) -> FitResult:
-    labels, near, margins = run(step.nearest, points, centers)
+    labels, near, margins = run(operators.nearest, points, centers)
     total = reduce(near, weight, "sum")
     energy = (
         free_energy(points, centers, temperature, mapping, weight, "sum") if temperature else total

@@ -2,7 +2,7 @@
 
     squared_distances -> responsibilities(T) -> statistics -> centers
 
-The formulas are in step.py; the operators there run them, or a kernel where there is one.
+The formulas are in step.py; operators run them, or a kernel where there is one.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import step
-from .inputs import check_temperature, same_kind, weights
+from . import operators
+from .inputs import check_temperature, computed_in, same_kind, weights
 from .kernels import implementation
-from .mappings import HARD, Mapping, built_in, get_mapping
+from .mappings import HARD, MAPPINGS, Mapping, get_mapping
+from .operators import probabilities, serving
 from .step import Statistics, reduce, rows, total
 
 
@@ -44,7 +45,7 @@ def squared_distances(points: Tensor, centers: Tensor) -> Tensor:
     """
     points, centers = same_kind(points, centers)
     _check_served(points, HARD)
-    return step.squared_distances(points, centers)
+    return operators.squared_distances(points, centers)
 
 
 def responsibilities(
@@ -82,9 +83,8 @@ def responsibilities(
     """
     points, centers = same_kind(points, centers)
     rule, t = _limit(points, mapping, temperature), _scalar(temperature)
-    if built_in(rule):
-        return step.responsibilities(points, centers, t, rule.name)
-    return step.responsibilities_formula(points, centers, t, rule)
+    shares, name = serving(operators.responsibilities, rule)
+    return shares(points, centers, t, name)
 
 
 def statistics(
@@ -118,11 +118,10 @@ def statistics(
             [7.0000]])
     """
     points, centers = same_kind(points, centers)
-    arguments = points, centers, weights(sample_weight, points)
+    weight = weights(sample_weight, points)
     rule, t = _limit(points, mapping, temperature), _scalar(temperature)
-    if built_in(rule):
-        return Statistics.of(step.statistics(*arguments, t, rule.name))
-    return Statistics.of(step.statistics_formula(*arguments, t, rule))
+    found, name = serving(operators.statistics, rule)
+    return Statistics.of(found(points, centers, weight, t, name))
 
 
 def free_energy(
@@ -166,10 +165,8 @@ def free_energy(
     points, centers = same_kind(points, centers)
     weight = weights(sample_weight, points)
     rule, t = _limit(points, mapping, temperature), _scalar(temperature)
-    if built_in(rule):
-        terms, sum_ = step.free_energy(points, centers, weight, t, rule.name)
-    else:
-        terms, sum_ = step.free_energy_formula(points, centers, weight, t, rule)
+    energy, name = serving(operators.free_energy, rule)
+    terms, sum_ = energy(points, centers, weight, t, name)
     return _reduced(terms, sum_, weight, reduction)
 
 
@@ -225,7 +222,7 @@ def inertia(
     """
     points, centers = same_kind(points, centers)
     weight = weights(sample_weight, points)
-    return reduce(step.nearest(points, centers)[1], weight, reduction)
+    return reduce(operators.nearest(points, centers)[1], weight, reduction)
 
 
 class Nearest(NamedTuple):
@@ -261,7 +258,70 @@ def nearest(points: Tensor, centers: Tensor) -> Nearest:
     """
     points, centers = same_kind(points, centers)
     _check_served(points, HARD)
-    return Nearest(*step.nearest(points, centers))
+    return Nearest(*operators.nearest(points, centers))
+
+
+def entmax15(x: Tensor, dim: int = -1) -> Tensor:
+    """Solve max_p <p, x> + 4/3 sum_j (p_j - p_j^1.5) over the probability simplex, along ``dim``.
+
+    A sparse softmax: scores far enough below the top get exactly 0, and a top that leads by 2 or
+    more gets exactly 1.
+
+    Parameters
+    ----------
+    x : Tensor
+        Scores of any shape.  float16 and bfloat16 are computed in float32.
+    dim : int
+        The dimension that sums to 1.
+
+    Returns
+    -------
+    Tensor
+        Probabilities of the shape and dtype of ``x``.  A slice that holds NaN or +inf, or nothing
+        but -inf, is NaN; no other slice is touched.
+
+    References
+    ----------
+    Peters, Niculae and Martins, "Sparse sequence-to-sequence models", ACL 2019.
+
+    Examples
+    --------
+    >>> import torch, entmeans
+    >>> entmeans.entmax15(torch.tensor([1.0, 0.5, -3.0]))
+    tensor([0.6740, 0.3260, 0.0000])
+    """
+    return _along(x, dim, MAPPINGS["entmax15"])
+
+
+def sparsemax(x: Tensor, dim: int = -1) -> Tensor:
+    """Solve max_p <p, x> + 1/2 sum_j (p_j - p_j^2) over the probability simplex, along ``dim``.
+
+    The Euclidean projection of ``x`` onto the simplex.  A top that leads by 1 or more gets
+    exactly 1.  Parameters, return value and treatment of NaN are those of `entmax15`.
+
+    References
+    ----------
+    Martins and Astudillo, "From softmax to sparsemax", ICML 2016.
+
+    Examples
+    --------
+    >>> import torch, entmeans
+    >>> entmeans.sparsemax(torch.tensor([1.0, 0.5, -3.0]))
+    tensor([0.7500, 0.2500, 0.0000])
+    """
+    return _along(x, dim, MAPPINGS["sparsemax"])
+
+
+def _along(x: Tensor, dim: int, mapping: Mapping) -> Tensor:
+    if not (isinstance(x, Tensor) and x.is_floating_point()):
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"x must be a floating-point tensor, got {kind}.")
+    if x.ndim and not -x.ndim <= dim < x.ndim:
+        raise IndexError(f"dim={dim} is out of range for x of shape {tuple(x.shape)}.")
+    if x.ndim == 0 or x.shape[dim] == 0:
+        raise ValueError(f"x must hold at least one score along dim={dim}, got {tuple(x.shape)}.")
+    wide = x.to(computed_in(x.dtype))
+    return probabilities(wide.movedim(dim, -1), mapping).movedim(-1, dim).to(x.dtype)
 
 
 def _reduced(terms: Tensor, sum_: Tensor, weight: Tensor | None, reduction: str) -> Tensor:

@@ -12,13 +12,10 @@ and differ only in the sensitivity ``s``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from .inputs import computed_in
 
 
 class Mapping:
@@ -184,108 +181,28 @@ def built_in(mapping: Mapping) -> bool:
     return type(MAPPINGS.get(mapping.name)) is type(mapping)
 
 
-def map_scores_formula(scores: Tensor, mapping: str) -> Tensor:
-    return MAPPINGS[mapping].probabilities(scores)
-
-
-def map_scores_vjp_formula(p: Tensor, gradient: Tensor, mapping: str) -> Tensor:
-    return MAPPINGS[mapping].vjp(p, gradient)
-
-
-map_scores = torch.library.custom_op(
-    "entmeans::map_scores",
-    map_scores_formula,
-    mutates_args=(),
-    schema="(Tensor scores, str mapping) -> Tensor",
-)
-map_scores_vjp = torch.library.custom_op(
-    "entmeans::map_scores_vjp",
-    map_scores_vjp_formula,
-    mutates_args=(),
-    schema="(Tensor p, Tensor gradient, str mapping) -> Tensor",
-)
-
-
-def batched(op: Any) -> Callable[..., Any]:
-    """How an operator runs under `torch.func.vmap`: one item of the batch after the other."""
-
-    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
-        def item(i: int) -> Any:
-            return op(
-                *(
-                    a if d is None else a.select(d, i)
-                    for a, d in zip(arguments, in_dims, strict=True)
-                )
-            )
-
-        found = [item(i) for i in range(info.batch_size)]
-        if isinstance(found[0], Tensor):
-            return torch.stack(found), 0
-        stacked = tuple(torch.stack(parts) for parts in zip(*found, strict=True))
-        return stacked, (0,) * len(stacked)
-
-    return rule
-
-
-@map_scores.register_fake
-def _(scores: Tensor, mapping: str) -> Tensor:
-    return torch.empty_like(scores)
-
-
-@map_scores_vjp.register_fake
-def _(p: Tensor, gradient: Tensor, mapping: str) -> Tensor:
-    return torch.empty_like(p)
-
-
-@map_scores.register_vmap
-def _(info: Any, in_dims: tuple[int, None], scores: Tensor, mapping: str) -> tuple[Tensor, int]:
-    return map_scores(scores.movedim(in_dims[0], 0), mapping), 0
-
-
-def _save_probabilities(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.mapping = get_mapping(inputs[1])
-    ctx.save_for_backward(output)
-
-
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    (p,) = ctx.saved_tensors
-    return pulled_back(p, gradient, ctx.mapping), None
-
-
-def pulled_back(p: Tensor, gradient: Tensor, mapping: Mapping) -> Tensor:
-    """`Mapping.vjp`, by formulas that can be differentiated again where that is asked for."""
-    if torch.is_grad_enabled() or not built_in(mapping):
-        return mapping.vjp(p, gradient)
-    return map_scores_vjp(p, gradient, mapping.name)
-
-
-map_scores.register_autograd(_backward, setup_context=_save_probabilities)
-map_scores_vjp.register_vmap(batched(map_scores_vjp))
-
-
-class _Map(torch.autograd.Function):
+class Differentiable(torch.autograd.Function):
     """Probabilities with the closed-form Jacobian, differentiable any number of times.
 
-    The operator alone would know no derivatives in forward mode.
+    ``run`` gives them from scores, ``pull`` the derivative by the scores from (p, gradient).
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(scores: Tensor, mapping: Mapping, fast: bool) -> Tensor:
-        return map_scores(scores, mapping.name) if fast else mapping.probabilities(scores)
+    def forward(scores: Tensor, mapping: Mapping, run: Any, pull: Any) -> Tensor:
+        return run(scores)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Mapping, bool], output: Tensor) -> None:
-        _, ctx.mapping, ctx.fast = inputs
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.mapping, _, ctx.pull = inputs
         ctx.save_for_backward(output)
         ctx.save_for_forward(output)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (p,) = ctx.saved_tensors
-        pulled = pulled_back(p, gradient, ctx.mapping) if ctx.fast else ctx.mapping.vjp(p, gradient)
-        return pulled, None, None
+        return ctx.pull(p, gradient), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
@@ -293,72 +210,9 @@ class _Map(torch.autograd.Function):
         return ctx.mapping.vjp(p, tangent)  # the Jacobian is symmetric
 
 
-def probabilities(scores: Tensor, mapping: Mapping, fast: bool = True) -> Tensor:
-    """``mapping.probabilities(scores)``, differentiable; by its operator if ``fast``."""
-    return _Map.apply(scores, mapping, fast and built_in(mapping))  # type: ignore[no-untyped-call]
-
-
-def entmax15(x: Tensor, dim: int = -1) -> Tensor:
-    """Solve max_p <p, x> + 4/3 sum_j (p_j - p_j^1.5) over the probability simplex, along ``dim``.
-
-    A sparse softmax: scores far enough below the top get exactly 0, and a top that leads by 2 or
-    more gets exactly 1.
-
-    Parameters
-    ----------
-    x : Tensor
-        Scores of any shape.  float16 and bfloat16 are computed in float32.
-    dim : int
-        The dimension that sums to 1.
-
-    Returns
-    -------
-    Tensor
-        Probabilities of the shape and dtype of ``x``.  A slice that holds NaN or +inf, or nothing
-        but -inf, is NaN; no other slice is touched.
-
-    References
-    ----------
-    Peters, Niculae and Martins, "Sparse sequence-to-sequence models", ACL 2019.
-
-    Examples
-    --------
-    >>> import torch, entmeans
-    >>> entmeans.entmax15(torch.tensor([1.0, 0.5, -3.0]))
-    tensor([0.6740, 0.3260, 0.0000])
-    """
-    return _along(x, dim, MAPPINGS["entmax15"])
-
-
-def sparsemax(x: Tensor, dim: int = -1) -> Tensor:
-    """Solve max_p <p, x> + 1/2 sum_j (p_j - p_j^2) over the probability simplex, along ``dim``.
-
-    The Euclidean projection of ``x`` onto the simplex.  A top that leads by 1 or more gets
-    exactly 1.  Parameters, return value and treatment of NaN are those of `entmax15`.
-
-    References
-    ----------
-    Martins and Astudillo, "From softmax to sparsemax", ICML 2016.
-
-    Examples
-    --------
-    >>> import torch, entmeans
-    >>> entmeans.sparsemax(torch.tensor([1.0, 0.5, -3.0]))
-    tensor([0.7500, 0.2500, 0.0000])
-    """
-    return _along(x, dim, MAPPINGS["sparsemax"])
-
-
-def _along(x: Tensor, dim: int, mapping: Mapping) -> Tensor:
-    if not (isinstance(x, Tensor) and x.is_floating_point()):
-        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"x must be a floating-point tensor, got {kind}.")
-    if x.ndim and not -x.ndim <= dim < x.ndim:
-        raise IndexError(f"dim={dim} is out of range for x of shape {tuple(x.shape)}.")
-    if x.ndim == 0 or x.shape[dim] == 0:
-        raise ValueError(f"x must hold at least one score along dim={dim}, got {tuple(x.shape)}.")
-    wide = x.to(computed_in(x.dtype))
-    return probabilities(wide.movedim(dim, -1), mapping).movedim(-1, dim).to(x.dtype)
+def probabilities(scores: Tensor, mapping: Mapping) -> Tensor:
+    """``mapping.probabilities(scores)``, differentiable."""
+    return Differentiable.apply(scores, mapping, mapping.probabilities, mapping.vjp)  # type: ignore[no-untyped-call]
 
 
 def get_mapping(mapping: str | Mapping) -> Mapping:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from . import step
+from . import operators, step
 from .inputs import check_count, checked_weights, ones, some_points, wide, widest
 from .kernels import run
 from .step import joined, rows
@@ -135,7 +135,7 @@ def random_centers(
 
 def nearer(points: Tensor, center: Tensor, near: Tensor | None = None) -> Tensor:
     """Squared distances (N,) to the center (1, D), or ``near`` where that is smaller."""
-    _, found, _ = run(step.nearest, points, center)
+    _, found, _ = run(operators.nearest, points, center)
     return found if near is None else torch.minimum(near, found)
 
 

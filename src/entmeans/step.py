@@ -7,8 +7,8 @@ taken in chunks and nothing of size N x K is ever held.
 Notation: points x_i (N, D) with weights w_i >= 0, centers mu_j (K, D), d_ij = ||x_i - mu_j||^2,
 temperature T in units of squared distance, p_ij = mapping(-d_i / T)_j, entropy H.
 
-Each formula over all points is an operator, ``torch.ops.entmeans``: what is written here serves
-every device, and kernels take its place where they can.
+operators.py makes these formulas operators of torch, whose place kernels may take; functional.py is
+what users call.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ import operator
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .inputs import ones, wide, widest
-from .mappings import Hard, Mapping, batched, get_mapping, probabilities, pulled_back
+from .inputs import ones, wide
+from .mappings import Hard, Mapping, get_mapping, probabilities
 
 CHUNK_ELEMENTS = 2**18
 """Largest number of scores (rows x centers) held at once: about the size of an L2 cache."""
@@ -135,24 +134,20 @@ def _scores(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
     return scores, rounding * torch.addcmul(reach.square(), size, reach)
 
 
-def scaled(gaps: Tensor, temperature: float | Tensor) -> Tensor:
+def scaled(gaps: Tensor, temperature: Tensor) -> Tensor:
     """The scores -d/T (n, K) of a mapping, up to a constant in each row, which has no effect."""
-    # A positive temperature below the range of the dtype would turn 0 / T into NaN.
-    tiny = torch.finfo(gaps.dtype).tiny
-    if isinstance(temperature, Tensor):
-        # gaps / T^2, in the derivative, overflows at low T where every row is saturated: scores
-        # far below the top stop at a floor without mass, and 1 / T is differentiated by itself.
-        finite = temperature.clamp(tiny, torch.finfo(gaps.dtype).max)
-        below = (gaps / finite.detach()).clamp_max(1e4)
-        return below * -(finite.detach() / finite)
-    # A tensor, because some devices divide by a number as if it were 1 / T, and T* would not hold.
-    return gaps / gaps.new_tensor(-max(temperature, tiny))
+    # A positive temperature below the range of the dtype would turn 0 / T into NaN, and gaps / T^2,
+    # in the derivative, overflows at low T where every row is saturated: scores far below the top
+    # stop at a floor without mass, and 1 / T is differentiated by itself.
+    finite = temperature.clamp(torch.finfo(gaps.dtype).tiny, torch.finfo(gaps.dtype).max)
+    below = (gaps / finite.detach()).clamp_max(1e4)
+    return below * -(finite.detach() / finite)
 
 
 def shares(gaps: Tensor, temperature: Tensor, mapping: Mapping) -> Tensor:
     """Responsibilities (n, K), as the formulas of the mapping give them."""
     scores = -gaps if isinstance(mapping, Hard) else scaled(gaps, temperature)
-    return probabilities(scores, mapping, fast=False)
+    return probabilities(scores, mapping)
 
 
 def margins_of(gaps: Tensor, labels: Tensor) -> Tensor:
@@ -171,17 +166,17 @@ def free(near: Tensor, gaps: Tensor, p: Tensor, temperature: Tensor, mapping: Ma
     return near + (p * gaps).sum(-1) - torch.where(entropy == 0, 0.0, temperature * entropy)
 
 
-# The operators: nearest, statistics, free energy, and the derivatives of the last two
+# Over all points: what operators.py makes operators of
 
 
-def squared_distances_formula(points: Tensor, centers: Tensor) -> Tensor:
+def squared_distances(points: Tensor, centers: Tensor) -> Tensor:
     """d_ij (N, K)."""
     shift = common_shift(centers)
     near, gaps, _ = distances(points - shift, centers - shift)
     return near.unsqueeze(-1) + gaps
 
 
-def responsibilities_formula(
+def responsibilities(
     points: Tensor, centers: Tensor, temperature: Tensor, mapping: str | Mapping
 ) -> Tensor:
     """p_ij (N, K)."""
@@ -190,7 +185,7 @@ def responsibilities_formula(
     return shares(gaps, temperature, rule_at(mapping, temperature))
 
 
-def nearest_formula(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def nearest(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Labels, squared distances to them, margins: (N,) each."""
     shift = common_shift(centers)
 
@@ -202,7 +197,7 @@ def nearest_formula(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Te
     return labels, near, margins
 
 
-def free_energy_formula(
+def free_energy(
     points: Tensor,
     centers: Tensor,
     weight: Tensor | None,
@@ -220,7 +215,7 @@ def free_energy_formula(
     return terms, wide(weighted_sum(terms, weight))
 
 
-def statistics_formula(
+def statistics(
     points: Tensor,
     centers: Tensor,
     weight: Tensor | None,
@@ -268,7 +263,7 @@ def potentials(points: Tensor, candidates: Tensor, near: Tensor, weight: Tensor)
     """The inertia (L,) that each candidate would leave if it came to those that leave ``near``."""
     total = wide(candidates.new_zeros(len(candidates)))
     for x, n, w in zip(*(rows(t, candidates) for t in (points, near, weight)), strict=True):
-        d = squared_distances_formula(x, candidates)
+        d = squared_distances(x, candidates)
         total = total + wide(w) @ wide(torch.minimum(n.unsqueeze(-1), d))
     return total
 
@@ -291,7 +286,7 @@ def moved(mass: Tensor, moment: Tensor, start: Tensor, previous: Tensor) -> tupl
     return centers, torch.stack([mass.sum(), mass.amin(), shifts.amax(), shifts.sum(), size])
 
 
-def statistics_vjp_formula(
+def statistics_vjp(
     points: Tensor,
     centers: Tensor,
     weight: Tensor | None,
@@ -428,215 +423,3 @@ def reduce(terms: Tensor, weight: Tensor | None, reduction: str) -> Tensor:
     if reduction == "mean":
         return (weighted_sum(terms, weight) / total(weight, terms)).to(terms.dtype)
     raise ValueError(f'reduction={reduction!r} is unknown: use "mean", "sum" or "none".')
-
-
-squared_distances = torch.library.custom_op(
-    "entmeans::squared_distances",
-    squared_distances_formula,
-    mutates_args=(),
-    schema="(Tensor points, Tensor centers) -> Tensor",
-)
-responsibilities = torch.library.custom_op(
-    "entmeans::responsibilities",
-    responsibilities_formula,
-    mutates_args=(),
-    schema="(Tensor points, Tensor centers, Tensor temperature, str mapping) -> Tensor",
-)
-nearest = torch.library.custom_op(
-    "entmeans::nearest",
-    nearest_formula,
-    mutates_args=(),
-    schema="(Tensor points, Tensor centers) -> (Tensor, Tensor, Tensor)",
-)
-free_energy = torch.library.custom_op(
-    "entmeans::free_energy",
-    free_energy_formula,
-    mutates_args=(),
-    schema="(Tensor points, Tensor centers, Tensor? weight, Tensor temperature, str mapping)"
-    " -> (Tensor, Tensor)",
-)
-statistics = torch.library.custom_op(
-    "entmeans::statistics",
-    statistics_formula,
-    mutates_args=(),
-    schema="(Tensor points, Tensor centers, Tensor? weight, Tensor temperature, str mapping)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-statistics_vjp = torch.library.custom_op(
-    "entmeans::statistics_vjp",
-    statistics_vjp_formula,
-    mutates_args=(),
-    schema="(Tensor points, Tensor centers, Tensor? weight, Tensor temperature, str mapping,"
-    " Tensor? to_mass, Tensor? to_moment, Tensor? to_distortion, Tensor to_energies)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-)
-
-
-@squared_distances.register_fake
-@responsibilities.register_fake
-def _(points: Tensor, centers: Tensor, *_: Any) -> Tensor:
-    return points.new_empty(len(points), len(centers))
-
-
-@nearest.register_fake
-def _(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    near = points.new_empty(len(points))
-    return near.new_empty(len(points), dtype=torch.int64), near, torch.empty_like(near)
-
-
-@free_energy.register_fake
-def _(points: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return points.new_empty(len(points)), points.new_empty((), dtype=widest(points.device))
-
-
-@statistics.register_fake
-def _(points: Tensor, centers: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    k, d = centers.shape
-    sizes = (k,), (k, d), (k,), (2,), (k,), (2,)
-    return tuple(points.new_empty(size, dtype=widest(points.device)) for size in sizes)
-
-
-@statistics_vjp.register_fake
-def _(
-    points: Tensor, centers: Tensor, weight: Tensor | None, temperature: Tensor, *_: Any
-) -> tuple[Tensor, ...]:
-    to_weight = points.new_empty(len(points))
-    return *map(torch.empty_like, (points, centers)), to_weight, torch.empty_like(temperature)
-
-
-def statistics_pulled_back(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`statistics_vjp`, by formulas that can be differentiated again where that is asked for."""
-    mapping = arguments[4]
-    if torch.is_grad_enabled() or isinstance(mapping, Mapping):
-        return statistics_vjp_formula(*arguments)
-    return statistics_vjp(*arguments)
-
-
-def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, ctx.mapping = inputs
-    ctx.save_for_backward(*tensors)
-    ctx.set_materialize_grads(False)
-
-
-def free_energy_backward(
-    ctx: Any, to_terms: Tensor | None, to_sum: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    points, centers, weight, temperature = ctx.saved_tensors
-    if to_terms is None and to_sum is None:
-        return None, None, None, None, None
-    given = weight
-    factor = wide(points.new_ones(())) if to_sum is None else to_sum
-    if to_terms is not None:
-        given = to_terms if to_sum is None else to_terms + to_sum * ones(weight, points)
-        factor = torch.ones_like(factor)
-    energies = torch.stack([wide(factor), torch.zeros_like(wide(factor))])
-    to_points, to_centers, to_weight, to_temperature = statistics_pulled_back(
-        points, centers, given, temperature, ctx.mapping, None, None, None, energies
-    )
-    if to_terms is not None:
-        to_weight = to_weight * (0.0 if to_sum is None else to_sum)
-    return to_points, to_centers, None if weight is None else to_weight, to_temperature, None
-
-
-def statistics_backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-    if all(g is None for g in gradients[:4]):
-        return None, None, None, None, None
-    points, centers, weight, temperature = ctx.saved_tensors
-    k, d = centers.shape
-    like = wide(centers[:0])
-    *through, energies = gradients[:4]
-    if any(g is not None for g in through):
-        sizes = (k,), (k, d), (k,)
-        through = [
-            like.new_zeros(n) if g is None else g for g, n in zip(through, sizes, strict=True)
-        ]
-    energies = like.new_zeros(2) if energies is None else energies
-    to_points, to_centers, to_weight, to_temperature = statistics_pulled_back(
-        points, centers, weight, temperature, ctx.mapping, *through, energies
-    )
-    return to_points, to_centers, None if weight is None else to_weight, to_temperature, None
-
-
-def squared_distances_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    points, centers = ctx.saved_tensors
-    return by_distances(points, centers, gradient)
-
-
-def by_distances(points: Tensor, centers: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Derivatives by points and centers from those by all distances (N, K)."""
-    shift = common_shift(centers)
-    x, mu = points - shift, centers - shift
-    to_points = 2 * (c.sum(-1, keepdim=True) * x - c @ mu)
-    return to_points, 2 * (c.sum(0).unsqueeze(-1) * mu - c.T @ x)
-
-
-def save_responsibilities(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.mapping = inputs
-    ctx.save_for_backward(*tensors, output)
-    ctx.set_materialize_grads(False)
-
-
-def responsibilities_backward(
-    ctx: Any, gradient: Tensor | None
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-    if gradient is None:
-        return None, None, None, None
-    points, centers, temperature, p = ctx.saved_tensors
-    # At T = 0, where each mapping is the hard one: no derivative passes a one-hot share in any.
-    by_score = pulled_back(p, gradient, get_mapping(ctx.mapping))
-    drift = -by_score / temperature.clamp_min(torch.finfo(p.dtype).tiny)
-    to_temperature = None
-    if ctx.needs_input_grad[2]:
-        slope = -drift * squared_distances(points, centers) / temperature
-        to_temperature = torch.where(drift == 0, 0.0, slope).sum().to(temperature.dtype)
-    return *by_distances(points, centers, drift), to_temperature, None
-
-
-def save_nearest(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs, output[0])
-    ctx.mark_non_differentiable(output[0])
-    ctx.set_materialize_grads(False)
-
-
-def nearest_backward(
-    ctx: Any, _: None, to_near: Tensor | None, to_margins: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """A margin pulls at two distances; which is the second is found again where that matters."""
-    points, centers, labels = ctx.saved_tensors
-    pulls = []
-    if to_margins is not None:
-        to_near = -to_margins if to_near is None else to_near - to_margins
-        pulls.append((_seconds(points, centers, labels), to_margins))
-    if to_near is not None:
-        pulls.append((labels, to_near))
-    to_points, to_centers = torch.zeros_like(points), torch.zeros_like(wide(centers))
-    for label, gradient in pulls:
-        pull = 2 * gradient.unsqueeze(-1) * (points - centers[label])
-        to_points = to_points + pull
-        to_centers = to_centers.index_add(0, label, -wide(pull))
-    return to_points, to_centers.to(centers.dtype)
-
-
-def _seconds(points: Tensor, centers: Tensor, labels: Tensor) -> Tensor:
-    """The second nearest center of each point (N,); the nearest where there is no other."""
-    shift = common_shift(centers)
-
-    def second(x: Tensor, label: Tensor) -> tuple[Tensor]:
-        _, gaps, _ = distances(x - shift, centers - shift)
-        return (gaps.detach().scatter(-1, label.unsqueeze(-1), math.inf).argmin(-1),)
-
-    chunks = map(second, rows(points, centers), rows(labels, centers))
-    return joined(chunks, len(points))[0]
-
-
-squared_distances.register_autograd(
-    squared_distances_backward,
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-)
-responsibilities.register_autograd(responsibilities_backward, setup_context=save_responsibilities)
-nearest.register_autograd(nearest_backward, setup_context=save_nearest)
-free_energy.register_autograd(free_energy_backward, setup_context=save_inputs)
-statistics.register_autograd(statistics_backward, setup_context=save_inputs)
-_operators = squared_distances, responsibilities, nearest, free_energy, statistics, statistics_vjp
-for _operator in _operators:
-    _operator.register_vmap(batched(_operator))

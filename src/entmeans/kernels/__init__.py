@@ -1,4 +1,4 @@
-"""Kernels: faster implementations of the operators in mappings.py and step.py.
+"""Kernels: faster implementations of the operators.
 
 Which one serves a call is never a matter of luck: `implementation` says it, and
 `use_implementation` decides it.  Numba, which compiles the kernels, is imported by the first call
@@ -15,7 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..mappings import Mapping, built_in, get_mapping
+from ..mappings import Mapping, get_mapping
+from ..operators import built_in
 from . import cpu
 
 CHOICES = ("auto", "numba", "reference")

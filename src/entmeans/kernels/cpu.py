@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import mappings, step
+from .. import operators, step
 from ..mappings import get_mapping
 from .threads import parts, share_out
 
@@ -115,7 +115,7 @@ def squared_distances(points: Tensor, centers: Tensor) -> Tensor:
     out = points.new_empty(p.n, p.k)
     bad = p.run(p.kernels.distance_rows, p.parts(), (flat(out),))
     if bad is not None:
-        out[bad] = step.squared_distances_formula(points[bad], centers)
+        out[bad] = step.squared_distances(points[bad], centers)
     return out
 
 
@@ -124,7 +124,7 @@ def responsibilities(points: Tensor, centers: Tensor, temperature: Tensor, mappi
     out = points.new_empty(p.n, p.k)
     bad = p.run(p.kernels.share_rows, p.parts(), (p.kind, p.temperature, flat(out)))
     if bad is not None:
-        out[bad] = step.responsibilities_formula(points[bad], centers, temperature, mapping)
+        out[bad] = step.responsibilities(points[bad], centers, temperature, mapping)
     return out
 
 
@@ -134,7 +134,7 @@ def nearest(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     out = labels, points.new_empty(p.n), points.new_empty(p.n)
     bad = p.run(p.kernels.nearest_rows, p.parts(), tuple(map(flat, out)))
     if bad is not None:
-        for values, mended in zip(out, step.nearest_formula(points[bad], centers), strict=True):
+        for values, mended in zip(out, step.nearest(points[bad], centers), strict=True):
             values[bad] = mended
     return out
 
@@ -150,7 +150,7 @@ def free_energy(
     total = torch.tensor(added(sums)[0], dtype=torch.float64)
     if bad is not None:
         rest = points[bad], centers, torch.from_numpy(w)[bad], temperature, mapping
-        terms[bad], more = step.free_energy_formula(*rest)
+        terms[bad], more = step.free_energy(*rest)
         total = total + more
     return terms, total
 
@@ -179,7 +179,7 @@ def statistics(
     if bad is None:
         return found
     rest = points[bad], centers, torch.from_numpy(w)[bad], temperature, mapping
-    more = step.statistics_formula(*rest)
+    more = step.statistics(*rest)
     return (step.Statistics.of(found) + step.Statistics.of(more)).parts()
 
 
@@ -218,7 +218,7 @@ def statistics_vjp(
     to_temperature = temperature.detach().new_tensor(added(totals)[0])
     if bad is not None:
         rest = points[bad], centers, torch.from_numpy(w)[bad], temperature, mapping
-        more = step.statistics_vjp_formula(*rest, to_mass, to_moment, to_distortion, to_energies)
+        more = step.statistics_vjp(*rest, to_mass, to_moment, to_distortion, to_energies)
         to_points[bad], to_weight[bad] = more[0], more[2]
         to_centers, to_temperature = to_centers + more[1], to_temperature + more[3]
     return to_points, to_centers, to_weight, to_temperature
@@ -270,15 +270,15 @@ def map_scores_vjp(p: Tensor, gradient: Tensor, mapping: str) -> Tensor:
     return out
 
 
-KERNELS: dict[Any, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    mappings.map_scores: (map_scores, mappings.map_scores_formula),
-    mappings.map_scores_vjp: (map_scores_vjp, mappings.map_scores_vjp_formula),
-    step.squared_distances: (squared_distances, step.squared_distances_formula),
-    step.responsibilities: (responsibilities, step.responsibilities_formula),
-    step.nearest: (nearest, step.nearest_formula),
-    step.free_energy: (free_energy, step.free_energy_formula),
-    step.statistics: (statistics, step.statistics_formula),
-    step.statistics_vjp: (statistics_vjp, step.statistics_vjp_formula),
+KERNELS: dict[Any, Callable[..., Any]] = {
+    operators.map_scores: map_scores,
+    operators.map_scores_vjp: map_scores_vjp,
+    operators.squared_distances: squared_distances,
+    operators.responsibilities: responsibilities,
+    operators.nearest: nearest,
+    operators.free_energy: free_energy,
+    operators.statistics: statistics,
+    operators.statistics_vjp: statistics_vjp,
 }
 
 
@@ -302,8 +302,8 @@ def register(fast: Callable[[], bool]) -> None:
 
         return run
 
-    for operator, (kernel, formula) in KERNELS.items():
-        DIRECT[operator] = either(kernel, formula)
+    for operator, kernel in KERNELS.items():
+        DIRECT[operator] = either(kernel, operators.FORMULAS[operator])
         operator.register_kernel("cpu")(DIRECT[operator])
     for kernel, formula in ((moved, step.moved), (potentials, step.potentials)):
         DIRECT[formula] = either(kernel, formula)
