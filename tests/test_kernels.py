@@ -386,11 +386,14 @@ def with_gradients(values):
     ]
 
 
-@each_operator
-@pytest.mark.parametrize("weighted", [True, False], ids=["weights", "no weights"])
+WEIGHTED = ("free_energy", "statistics", "statistics_vjp")
+
+
+@pytest.mark.parametrize(
+    ("operator", "weighted"),
+    [*((name, True) for name in OPERATORS), *((name, False) for name in WEIGHTED)],
+)
 def test_torch_finds_no_fault_with_the_registration(operator, weighted):
-    if not weighted and operator not in ("free_energy", "statistics", "statistics_vjp"):
-        pytest.skip("takes no weights")
     points, centers, weight = problem(n=7, k=4, d=3)
     arguments = given(operator, points, centers, weight if weighted else None)
     with kernels_only():
