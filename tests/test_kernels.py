@@ -962,3 +962,153 @@ def test_without_numba_the_first_call_is_an_error_that_names_the_remedy():
         print(entmeans.nearest(points, points).labels.tolist())
     """
     assert run(script).splitlines() == ["[0, 1, 2]", "[0, 1, 2]"]
+
+
+# What a review found
+
+
+DERIVATIVES = {
+    "free energy": lambda x, c, w, t, m: entmeans.free_energy(x, c, t, m, w),
+    "terms": lambda x, c, w, t, m: entmeans.free_energy(x, c, t, m, w, "none").sin().sum(),
+    "statistics": lambda x, c, w, t, m: of_statistics(entmeans.statistics(x, c, t, m, w)),
+    "responsibilities": lambda x, c, w, t, m: entmeans.responsibilities(x, c, t, m).sin().sum(),
+    "distances": lambda x, c, w, t, m: entmeans.squared_distances(x, c).sin().sum(),
+    "nearest": lambda x, c, w, t, m: sum(v.sin().sum() for v in entmeans.nearest(x, c)[1:]),
+    "inertia": lambda x, c, w, t, m: entmeans.inertia(x, c, w),
+    "expected distortion": lambda x, c, w, t, m: entmeans.expected_distortion(x, c, t, m, w),
+}
+USED = {"responsibilities": (0, 1, 3), "distances": (0, 1), "nearest": (0, 1), "inertia": (0, 1, 2)}
+
+
+def of_statistics(stats):
+    sums = stats.mass.sin().sum() + stats.moment.cos().sum() + stats.distortion.sin().sum()
+    return sums + stats.free_energy + stats.inertia
+
+
+# torch's own forward mode is scripted, which torch deprecates
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
+@pytest.mark.parametrize("name", DERIVATIVES)
+@each_soft_mapping
+def test_derivatives_of_both_modes_and_under_transforms_are_finite_differences(name, mapping):
+    values = [*problem(n=9, k=3, d=4), torch.tensor(2.0, dtype=torch.float64)]
+    for i in USED.get(name, range(4)):
+
+        def of(value, i=i):
+            given = [value if j == i else v for j, v in enumerate(values)]
+            return DERIVATIVES[name](*given, mapping)
+
+        v, h = normal(*values[i].shape, seed=5), 1e-6
+        expected = (of(values[i] + h * v) - of(values[i] - h * v)) / (2 * h)
+        forward = torch.func.jvp(of, (values[i],), (v,))[1]
+        assert_close((torch.func.grad(of)(values[i]) * v).sum(), expected, rtol=1e-6, atol=1e-6)
+        assert_close(forward, expected, rtol=1e-6, atol=1e-6)
+
+    def of_centers(c):
+        return DERIVATIVES[name](values[0], c, *values[2:], mapping)
+
+    centers = values[1]
+    second = torch.func.jacrev(torch.func.jacrev(of_centers))(centers)
+    assert_close(torch.func.hessian(of_centers)(centers), second)
+    batch = torch.stack([centers, centers + 0.1])
+    each = torch.stack([torch.func.grad(of_centers)(c) for c in batch])
+    assert_close(torch.func.vmap(torch.func.grad(of_centers))(batch), each)
+
+
+@pytest.mark.parametrize("size", [1.5e19, 1e18])
+@each_mapping
+def test_points_whose_squared_distances_overflow_are_left_to_the_formula(mapping, size):
+    x = torch.full((16, 1), size, requires_grad=True)
+    c = torch.tensor([[-size], [-0.9 * size]], requires_grad=True)
+
+    def everything():
+        stats = entmeans.statistics(x, c, 1.0, mapping)
+        gradients = torch.autograd.grad(stats.inertia + stats.free_energy, (x, c))
+        return [*(getattr(stats, field) for field in FIELDS), *gradients]
+
+    with entmeans.use_implementation("reference"):
+        expected = everything()
+    with entmeans.use_implementation("numba"):
+        found = everything()
+    for a, b in zip(found, expected, strict=True):
+        assert_close(a, b, equal_nan=True, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("d", [7, 40])
+def test_a_compiled_call_gets_the_strides_that_it_was_told(d):
+    points, centers = normal(d, 20).T, normal(d, 5, seed=1).T
+    compiled = {
+        "distances": lambda x, c: entmeans.squared_distances(x, c),
+        "shares": lambda x, c: entmeans.responsibilities(x, c, torch.tensor(1.0)),
+        "entmax": lambda x, c: entmeans.entmax15(x, 0).contiguous().view(-1),
+        "terms": lambda x, c: entmeans.free_energy(x, c, torch.tensor(1.0), reduction="none"),
+    }
+    for function in compiled.values():
+        x, c = points.detach().requires_grad_(), centers.detach().requires_grad_()
+        expected = function(x, c)
+        found = torch.compile(function, backend="aot_eager")(x, c)
+        assert_close(found, expected)
+        gradients = (torch.autograd.grad(y.sin().sum(), x)[0] for y in (found, expected))
+        assert_close(*gradients)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((torch.zeros(20, 4), torch.zeros(3, 7)), ValueError),
+        ((torch.zeros(20, 4), torch.zeros(3, 4, dtype=torch.float64)), TypeError),
+        ((torch.zeros(20, 4).half(), torch.zeros(3, 4).half()), TypeError),
+        ((torch.zeros(20), torch.zeros(3, 4)), ValueError),
+    ],
+)
+def test_a_kernel_refuses_what_it_would_read_past(arguments, error):
+    with entmeans.use_implementation("numba"), pytest.raises(error, match="points"):
+        operators.nearest(*arguments)
+
+
+def test_a_kernel_refuses_weights_that_do_not_fit():
+    points, centers, weight = problem()
+    for wrong in (weight[:3], weight.float()):
+        arguments = points, centers, wrong, torch.tensor(1.0), "entmax15"
+        with entmeans.use_implementation("numba"), pytest.raises(ValueError, match="weight"):
+            operators.statistics(*arguments)
+
+
+@pytest.mark.parametrize("size", [2**16 + 1, 500_000])
+def test_long_rows_of_float32_sum_to_1(size):
+    scores = normal(1, size, dtype=torch.float32) * 1e-3
+    for mapping in (entmeans.entmax15, entmeans.sparsemax):
+        assert_close(mapping(scores).double().sum().item(), 1.0, rtol=0, atol=1e-5)
+
+
+def test_after_an_error_no_part_runs_on(set_num_threads):
+    set_num_threads(2)
+    done, caller = [], threading.get_ident()
+
+    def task(i):
+        if threading.get_ident() == caller:
+            raise KeyError(i)
+        threading.Event().wait(0.001)
+        done.append(i)
+
+    with pytest.raises(KeyError):
+        threads.share_out(task, 50, 100 * threads.THREAD_WORK)
+    count = len(done)
+    threading.Event().wait(0.05)
+    assert len(done) == count
+
+
+def test_large_calls_still_work_when_the_interpreter_ends():
+    script = """
+        import atexit
+        import torch
+        import entmeans
+        torch.set_num_threads(2)
+        x = torch.randn(30_000, 16)
+
+        @atexit.register
+        def last():
+            print(entmeans.statistics(x, x[:50], 1.0).mass.sum().item())
+
+        entmeans.statistics(x, x[:50], 1.0)
+    """
+    assert float(run(script)) == pytest.approx(30_000)

@@ -16,7 +16,7 @@ from . import operators
 from .inputs import check_temperature, computed_in, same_kind, weights
 from .kernels import implementation
 from .mappings import HARD, MAPPINGS, Mapping, get_mapping
-from .operators import probabilities, serving
+from .operators import differentiated, probabilities, serving
 from .step import Statistics, reduce, rows, total
 
 
@@ -45,7 +45,7 @@ def squared_distances(points: Tensor, centers: Tensor) -> Tensor:
     """
     points, centers = same_kind(points, centers)
     _check_served(points, HARD)
-    return operators.squared_distances(points, centers)
+    return differentiated(operators.squared_distances)(points, centers)
 
 
 def responsibilities(
@@ -84,7 +84,7 @@ def responsibilities(
     points, centers = same_kind(points, centers)
     rule, t = _limit(points, mapping, temperature), _scalar(temperature)
     shares, name = serving(operators.responsibilities, rule)
-    return shares(points, centers, t, name)
+    return differentiated(shares)(points, centers, t, name)
 
 
 def statistics(
@@ -121,7 +121,7 @@ def statistics(
     weight = weights(sample_weight, points)
     rule, t = _limit(points, mapping, temperature), _scalar(temperature)
     found, name = serving(operators.statistics, rule)
-    return Statistics.of(found(points, centers, weight, t, name))
+    return Statistics.of(differentiated(found)(points, centers, weight, t, name))
 
 
 def free_energy(
@@ -166,7 +166,7 @@ def free_energy(
     weight = weights(sample_weight, points)
     rule, t = _limit(points, mapping, temperature), _scalar(temperature)
     energy, name = serving(operators.free_energy, rule)
-    terms, sum_ = energy(points, centers, weight, t, name)
+    terms, sum_ = differentiated(energy)(points, centers, weight, t, name)
     return _reduced(terms, sum_, weight, reduction)
 
 
@@ -222,7 +222,8 @@ def inertia(
     """
     points, centers = same_kind(points, centers)
     weight = weights(sample_weight, points)
-    return reduce(operators.nearest(points, centers)[1], weight, reduction)
+    _, near, _ = differentiated(operators.nearest)(points, centers)
+    return reduce(near, weight, reduction)
 
 
 class Nearest(NamedTuple):
@@ -258,7 +259,7 @@ def nearest(points: Tensor, centers: Tensor) -> Nearest:
     """
     points, centers = same_kind(points, centers)
     _check_served(points, HARD)
-    return Nearest(*operators.nearest(points, centers))
+    return Nearest(*differentiated(operators.nearest)(points, centers))
 
 
 def entmax15(x: Tensor, dim: int = -1) -> Tensor:

@@ -65,12 +65,65 @@ def serving(op: Any, mapping: Mapping) -> tuple[Callable[..., Any], Any]:
     return (op, mapping.name) if built_in(mapping) else (FORMULAS[op], mapping)
 
 
+class _Differentiated(torch.autograd.Function):
+    """An operator, with its derivatives in both modes and under the transforms of `torch.func`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(op: Any, *arguments: Any) -> Any:
+        return op(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.op, *arguments = inputs
+        SAVE[ctx.op](ctx, tuple(arguments), output)
+        ctx.arguments = [None if isinstance(a, Tensor) else a for a in arguments]
+        ctx.tensors = [i for i, a in enumerate(arguments) if isinstance(a, Tensor)]
+        ctx.save_for_forward(*(arguments[i] for i in ctx.tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        return None, *BACKWARD[ctx.op](ctx, *gradients)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
+        """J v from the formula, as the derivative of J' u by u along v."""
+        arguments = list(ctx.arguments)
+        every: list[Tensor] = []
+        for i, value in zip(ctx.tensors, ctx.saved_tensors, strict=True):
+            arguments[i] = value
+        along = [i for i, t in enumerate(tangents) if t is not None]
+
+        def formula(*values: Tensor) -> tuple[Tensor, ...]:
+            given = list(arguments)
+            for i, value in zip(along, values, strict=True):
+                given[i] = value
+            found = FORMULAS[ctx.op](*given)
+            every[:] = (found,) if isinstance(found, Tensor) else found
+            return tuple(every[k] for k in MOVING[ctx.op])
+
+        found, pull = torch.func.vjp(formula, *(arguments[i] for i in along))[:2]
+        push = torch.func.vjp(lambda *u: pull(u), *map(torch.zeros_like, found))[1]
+        moved = [torch.zeros_like(e) if e.is_floating_point() else None for e in every]
+        for k, value in zip(MOVING[ctx.op], push(tuple(tangents[i] for i in along)), strict=True):
+            moved[k] = value
+        return moved[0] if len(moved) == 1 else tuple(moved)
+
+
+def differentiated(op: Any) -> Callable[..., Any]:
+    """The operator for tensors of any kind of differentiation; a formula is as it is."""
+    if op not in SAVE or torch.compiler.is_compiling():
+        return op  # the compiler knows reverse mode, as operators do
+    return partial(_Differentiated.apply, op)
+
+
 def map_scores_formula(scores: Tensor, mapping: str) -> Tensor:
-    return MAPPINGS[mapping].probabilities(scores)
+    return MAPPINGS[mapping].probabilities(scores).contiguous()
 
 
 def map_scores_vjp_formula(p: Tensor, gradient: Tensor, mapping: str) -> Tensor:
-    return MAPPINGS[mapping].vjp(p, gradient)
+    return MAPPINGS[mapping].vjp(p, gradient).contiguous()
 
 
 map_scores = operator(map_scores_formula, "(Tensor scores, str mapping) -> Tensor")
@@ -103,12 +156,12 @@ statistics_vjp = operator(
 
 @map_scores.register_fake
 def _(scores: Tensor, mapping: str) -> Tensor:
-    return torch.empty_like(scores)
+    return scores.new_empty(scores.shape)
 
 
 @map_scores_vjp.register_fake
 def _(p: Tensor, gradient: Tensor, mapping: str) -> Tensor:
-    return torch.empty_like(p)
+    return p.new_empty(p.shape)
 
 
 @map_scores.register_vmap
@@ -121,7 +174,7 @@ def _save_probabilities(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> No
     ctx.save_for_backward(output)
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+def probabilities_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
     (p,) = ctx.saved_tensors
     return pulled_back(p, gradient, ctx.mapping), None
 
@@ -133,13 +186,15 @@ def pulled_back(p: Tensor, gradient: Tensor, mapping: Mapping) -> Tensor:
     return map_scores_vjp(p, gradient, mapping.name)
 
 
-map_scores.register_autograd(_backward, setup_context=_save_probabilities)
+map_scores.register_autograd(probabilities_backward, setup_context=_save_probabilities)
 
 
 def probabilities(scores: Tensor, mapping: Mapping) -> Tensor:
     """``mapping.probabilities(scores)``, differentiable in both modes: the operator is in one."""
     if not built_in(mapping):
         return differentiable(scores, mapping)
+    if torch.compiler.is_compiling():
+        return map_scores(scores, mapping.name)
     run, pull = partial(map_scores, mapping=mapping.name), partial(pulled_back, mapping=mapping)
     return Differentiable.apply(scores, mapping, run, pull)  # type: ignore[no-untyped-call]
 
@@ -173,7 +228,8 @@ def _(
     points: Tensor, centers: Tensor, weight: Tensor | None, temperature: Tensor, *_: Any
 ) -> tuple[Tensor, ...]:
     to_weight = points.new_empty(len(points))
-    return *map(torch.empty_like, (points, centers)), to_weight, torch.empty_like(temperature)
+    to_points, to_centers = (t.new_empty(t.shape) for t in (points, centers))
+    return to_points, to_centers, to_weight, torch.empty_like(temperature)
 
 
 def statistics_pulled_back(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -206,7 +262,7 @@ def free_energy_backward(
         points, centers, given, temperature, ctx.mapping, None, None, None, energies
     )
     if to_terms is not None:
-        to_weight = to_weight * (0.0 if to_sum is None else to_sum)
+        to_weight = torch.zeros_like(to_weight) if to_sum is None else to_weight * to_sum
     return to_points, to_centers, None if weight is None else to_weight, to_temperature, None
 
 
@@ -258,9 +314,11 @@ def responsibilities_backward(
     by_score = pulled_back(p, gradient, get_mapping(ctx.mapping))
     drift = -by_score / temperature.clamp_min(torch.finfo(p.dtype).tiny)
     to_temperature = None
-    if ctx.needs_input_grad[2]:
-        slope = -drift * squared_distances(points, centers) / temperature
-        to_temperature = torch.where(drift == 0, 0.0, slope).sum().to(temperature.dtype)
+    if ctx.needs_input_grad[-2]:
+        d = differentiated(squared_distances)(points, centers)
+        slope = -drift * d / temperature
+        turns = torch.where(drift == 0, 0.0, slope).sum(-1)
+        to_temperature = step.weighted_sum(turns, None).to(temperature.dtype)
     return *by_distances(points, centers, drift), to_temperature, None
 
 
@@ -301,14 +359,34 @@ def _seconds(points: Tensor, centers: Tensor, labels: Tensor) -> Tensor:
     return step.joined(chunks, len(points))[0]
 
 
-squared_distances.register_autograd(
-    squared_distances_backward,
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-)
-responsibilities.register_autograd(responsibilities_backward, setup_context=save_responsibilities)
-nearest.register_autograd(nearest_backward, setup_context=save_nearest)
-free_energy.register_autograd(free_energy_backward, setup_context=save_inputs)
-statistics.register_autograd(statistics_backward, setup_context=save_inputs)
+SAVE: dict[Any, Callable[..., None]] = {
+    squared_distances: lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    responsibilities: save_responsibilities,
+    nearest: save_nearest,
+    free_energy: save_inputs,
+    statistics: save_inputs,
+}
+"""What an operator keeps for its backward pass."""
+
+BACKWARD: dict[Any, Callable[..., tuple[Tensor | None, ...]]] = {
+    squared_distances: squared_distances_backward,
+    responsibilities: responsibilities_backward,
+    nearest: nearest_backward,
+    free_energy: free_energy_backward,
+    statistics: statistics_backward,
+}
+
+MOVING: dict[Any, tuple[int, ...]] = {
+    squared_distances: (0,),
+    responsibilities: (0,),
+    nearest: (1, 2),
+    free_energy: (0, 1),
+    statistics: (0, 1, 2, 3),
+}
+"""Which of the outputs have derivatives."""
+
+for _op, _backward in BACKWARD.items():
+    _op.register_autograd(_backward, setup_context=SAVE[_op])
 for _op in FORMULAS:
     if _op is not map_scores:
         _op.register_vmap(batched(_op))

@@ -343,7 +343,7 @@ def statistics_vjp(
     to_centers = 2 * (mass.unsqueeze(-1) * wide(c) - moment)
     return (
         to_points,
-        to_centers.to(centers.dtype),
+        to_centers.to(centers.dtype).contiguous(),
         to_weight,
         to_temperature.to(temperature.dtype),
     )
@@ -367,7 +367,7 @@ def joined(chunks: Iterable[tuple[Tensor, ...]], n: int) -> tuple[Tensor, ...]:
     """
     chunks = iter(chunks)
     first = next(chunks)
-    if any(part.requires_grad for part in first):
+    if torch.is_grad_enabled():
         return tuple(torch.cat(parts) for parts in zip(first, *chunks, strict=True))
     whole = tuple(part.new_empty(n, *part.shape[1:]) for part in first)
     start = 0
@@ -389,7 +389,9 @@ def common_shift(centers: Tensor) -> Tensor:
     mean = centers.mean(0)
     spread = (centers - mean).abs().amax()
     grid = torch.exp2(torch.ceil(torch.log2(spread)))
-    return torch.where(grid > 0, (mean / grid).round() * grid, mean)
+    # A grid finer than the rounding of the mean has the mean on it.
+    coarse = grid > mean.abs() * torch.finfo(mean.dtype).eps
+    return torch.where(coarse, (mean / torch.where(coarse, grid, 1.0)).round() * grid, mean)
 
 
 def weighted(terms: Tensor, weight: Tensor | None) -> Tensor:

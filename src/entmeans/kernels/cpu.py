@@ -29,14 +29,22 @@ MAP_WORK, MAP_VJP_WORK = 96, 24
 """What a score costs, in products, in a mapping and in its derivative."""
 
 
-class NotFinite(Exception):
-    """The centers are, or their squares: the formulas know what comes out."""
+LONGEST = 2**16
+"""Scores in a row, at most: of longer ones a group of rows would take more memory than it saves."""
+
+
+class NotServed(Exception):
+    """What the kernels leave to the formulas: see `implementation`."""
 
 
 @functools.cache
 def compiled() -> ModuleType:
     """The module of the kernels, whose functions compile when they are first called."""
     try:
+        from numba import config
+
+        if vars(config)["DISABLE_JIT"]:
+            raise ImportError("NUMBA_DISABLE_JIT is set")
         from . import cpu_numba
     except ImportError as error:
         raise ImportError(_remedy(f"which cannot be imported ({error})")) from error
@@ -59,19 +67,33 @@ def flat(tensor: Tensor) -> Array:
     return np.ascontiguousarray(tensor.detach().numpy()).reshape(-1)
 
 
+def _check(points: Tensor, centers: Tensor) -> None:
+    """Kernels read memory as it is: what the public functions see to must hold here as well."""
+    fit = points.ndim == centers.ndim == 2 and points.shape[1] == centers.shape[1]
+    if not (fit and 0 not in centers.shape):
+        shapes = tuple(points.shape), tuple(centers.shape)
+        raise ValueError(f"points {shapes[0]} and centers {shapes[1]} do not fit.")
+    if not (points.dtype == centers.dtype and points.dtype in (torch.float32, torch.float64)):
+        raise TypeError(
+            "points and centers must both be of float32 or of float64, got "
+            f"{points.dtype} and {centers.dtype}."
+        )
+
+
 class Problem:
     """What kernels take for given: points, centers, temperature, mapping."""
 
     def __init__(
         self, points: Tensor, centers: Tensor, temperature: float = 0.0, mapping: str = "hard"
     ) -> None:
+        _check(points, centers)
         self.kernels = compiled()
         self.n, self.d = points.shape
         self.k = len(centers)
         self.rows = centers.detach().contiguous().numpy()
         self.centers = self.kernels.pack_centers(self.rows, step.DIFFERENCES)
         if not self.centers.reach < np.inf:
-            raise NotFinite
+            raise NotServed
         self.row_work = ROW_WORK + self.k * self.d
         self.points, self.bad = flat(points), np.zeros(self.n, np.bool_)
         self.high, self.width = len(self.centers.offsets), self.centers.width
@@ -79,13 +101,20 @@ class Problem:
         self.dtype = kind.dtype.type
         self.kind = KINDS.index(mapping) if temperature else 0
         # A positive temperature below the range of the dtype would turn 0 / T into NaN.
-        within = max(temperature, float(kind.tiny)) if temperature <= kind.max else np.inf
+        largest = float(kind.max)
+        within = max(temperature, float(kind.tiny)) if temperature <= largest else np.inf
         margin = get_mapping(mapping).one_hot_margin * within if self.kind else 0.0
         self.temperature = self.dtype(within if self.kind else 1.0)
-        self.threshold = self.dtype(margin if margin <= kind.max else np.inf)
+        self.threshold = self.dtype(margin if margin <= largest else np.inf)
 
     def weights(self, weight: Tensor | None) -> Array:
-        return np.ones(self.n, self.dtype) if weight is None else flat(weight)
+        w = np.ones(self.n, self.dtype) if weight is None else flat(weight)
+        if w.shape != (self.n,) or w.dtype != self.dtype:
+            raise ValueError(
+                f"weight must be of {self.n} numbers of {np.dtype(self.dtype)}, one for each "
+                f"point, got {w.shape} of {w.dtype}."
+            )
+        return w
 
     def parts(self, bytes_of_sums: int = 0) -> list[tuple[int, int]]:
         """First and last rows of each part."""
@@ -212,9 +241,10 @@ def statistics_vjp(
     given = *known, flat(to_points), flat(to_weight)
     bad = p.run(p.kernels.pullback_rows, ends, given, mass, moment, totals)
     about = p.centers.shift  # where moments cancel no digits of the centers
-    masses, moments = p.kernels.add_parts(mass, moment, p.d, p.width, 0 * about, p.k)
-    by_center = 2 * (masses[:, None] * (p.rows - about) - moments)
-    to_centers = torch.from_numpy(by_center).to(centers.dtype)
+    added_up = p.kernels.add_parts(mass, moment, p.d, p.width, 0 * about, p.k)
+    masses, moments = map(torch.from_numpy, added_up)
+    by_center = 2 * (masses.unsqueeze(-1) * torch.from_numpy(p.rows - about) - moments)
+    to_centers = by_center.to(centers.dtype)
     to_temperature = temperature.detach().new_tensor(added(totals)[0])
     if bad is not None:
         rest = points[bad], centers, torch.from_numpy(w)[bad], temperature, mapping
@@ -247,6 +277,8 @@ def moved(mass: Tensor, moment: Tensor, start: Tensor, previous: Tensor) -> tupl
 
 
 def map_scores(scores: Tensor, mapping: str) -> Tensor:
+    if scores.shape[-1] > LONGEST:
+        raise NotServed
     kernels, n = compiled(), scores.shape[-1]
     out = torch.empty(scores.shape, dtype=scores.dtype)
     x, y = flat(scores), flat(out)
@@ -293,11 +325,12 @@ def register(fast: Callable[[], bool]) -> None:
         def run(*arguments: Any) -> Any:
             if not fast():
                 return formula(*arguments)
+            compile_error = compiled().NumbaError
             try:
                 return kernel(*arguments)
-            except NotFinite:
+            except NotServed:
                 return formula(*arguments)
-            except compiled().NumbaError as error:
+            except compile_error as error:
                 raise RuntimeError(_remedy("which could not compile a kernel")) from error
 
         return run

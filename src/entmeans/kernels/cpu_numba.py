@@ -346,7 +346,7 @@ def add_pullback(
                 group.masks,
             )
         if to_inertia != 0:
-            nonzero += add_inertia(count, to_inertia, group, mass)
+            nonzero += add_inertia(n, count, to_inertia, group, mass)
         sum_shares(group.shares, n, group.totals)
         dense = add_moments(points, bad, start, count, n, nonzero, centers, group, partial, moment)
         waiting += dense

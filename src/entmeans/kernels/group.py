@@ -61,7 +61,7 @@ class Centers(NamedTuple):
     shift: Array  # (D,), of the rows
     origin: Array  # (D,), of the features of points: the shift, or 0 where differences are exact
     direct: bool  # distances from differences, of points about 0
-    reach: float  # the largest norm
+    reach: float  # the largest norm; infinite where squared distances might be
     n: int
     width: int
 
@@ -100,6 +100,12 @@ def lanes_of(values):
     return LINE // values.itemsize
 
 
+@plain
+def largest_square(values):
+    """Of points and of centers: (a + b)^2 is then finite."""
+    return np.finfo(values.dtype).max / 16
+
+
 @jit
 def pack(rows, shift, origin, scale, direct):
     """Rows (K, D) laid out for products with points about the origin, times the scale."""
@@ -110,14 +116,14 @@ def pack(rows, shift, origin, scale, direct):
     offsets = np.zeros(high, rows.dtype)
     reach = 0.0
     for j in range(count):
-        square = rows.dtype.type(0)
+        square = 0.0
         for k in range(d):
             out[j * width + k] = rows[j, k] - shift[k]
             value = rows[j, k] - origin[k]
-            square += value * value
+            square += np.float64(value) ** 2
             packed[j // ROWS * ROWS * d + k * ROWS + j % ROWS] = scale * value
         offsets[j] = square
-        reach = max(reach, math.sqrt(square)) if math.isfinite(square) else math.inf
+        reach = max(reach, math.sqrt(square)) if square <= largest_square(rows) else math.inf
     flat = rows.ravel()
     return Centers(packed, offsets, out, flat, shift, origin, direct, reach, count, width)
 
@@ -178,7 +184,10 @@ def products(centers, group, out):
 
 @plain
 def take(points, bad, first, count, centers, group):
-    """Features of points first, ..., first + count - 1; zeros for ``bad`` ones, not finite."""
+    """Features of points first, ..., first + count - 1; zeros for ``bad`` ones.
+
+    Those are not finite, or so large that a squared distance might not be.
+    """
     d, lanes, origin = len(centers.shift), len(group.low), centers.origin
     side = lanes // 2
     whole = d // side * side if count == lanes else 0
@@ -192,10 +201,11 @@ def take(points, bad, first, count, centers, group):
     total = 0.0
     for i in range(lanes):
         total += group.near[i]
-    if math.isfinite(total):
+    limit = largest_square(points)
+    if total <= limit:
         return
     for i in range(count):
-        if not math.isfinite(group.near[i]):
+        if not group.near[i] <= limit:
             bad[first + i] = True
             group.near[i] = 0
             for k in range(d):
@@ -215,7 +225,7 @@ def compare(points, bad, first, count, centers, group):
         return
     products(centers, group, group.scores)
     two_smallest(group.scores, centers.n, group.low, group.second, group.label)
-    rounding = 4 * np.finfo(points.dtype).eps * math.sqrt(d) * centers.reach
+    rounding = 2 * np.finfo(points.dtype).eps * (d + 2) * centers.reach  # all of one sign
     for i in range(count):
         if bad[first + i]:
             continue
@@ -435,19 +445,19 @@ def pull_rows(n, dense, shares, centers, group):
 
 
 @plain
-def add_inertia(count, to_inertia, group, mass):
+def add_inertia(n, count, to_inertia, group, mass):
     """The derivative of the inertia: that of the distance to the nearest center.
 
     Returns how many more shares are not zero.
     """
     lanes, more = len(group.low), 0
     for i in range(count):
-        c = 0
-        while group.chosen[c] != group.label[i]:
-            c += 1
-        share = to_inertia * group.weight[i]
-        group.shares[c * lanes + i] += share
-        mass[group.label[i]] += share
-        more += 1 - (group.masks[c] >> i & 1)
-        group.masks[c] |= 1 << i
+        for c in range(n):
+            if group.chosen[c] == group.label[i]:
+                share = to_inertia * group.weight[i]
+                group.shares[c * lanes + i] += share
+                mass[group.label[i]] += share
+                more += 1 - (group.masks[c] >> i & 1)
+                group.masks[c] |= 1 << i
+                break
     return more

@@ -6,8 +6,10 @@ import itertools
 import math
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 
 import torch
 
@@ -56,11 +58,17 @@ def share_out(task: Callable[[int], None], count: int, work: int) -> None:
         for i in left:
             task(i)
 
-    others = [_workers().submit(run) for _ in range(threads - 1)]
-    run()
-    for other in others:
-        if not other.cancel():
-            other.result()
+    others: list[Future[None]] = []
+    try:
+        with suppress(RuntimeError):  # at the end of the interpreter there are no new threads
+            others += (_workers().submit(run) for _ in range(threads - 1))
+        run()
+    finally:
+        deque(left, maxlen=0)  # after an error, nobody starts another part
+        waiting = [other for other in others if not other.cancel()]
+        wait(waiting)
+    for other in waiting:
+        other.result()
 
 
 def _workers() -> ThreadPoolExecutor:
