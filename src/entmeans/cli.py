@@ -166,6 +166,8 @@ def fit(
         final_temperature=final_temperature,
         random_state=seed,
     )
+    with Console(stderr=True).status("Loading kernels; the first time they compile, some 20 s"):
+        EntMeans(2, random_state=0).fit(np.array([[0.0], [1.0]], points.dtype))
     start = time.perf_counter()
     with _progress(Console(stderr=True)) as on_step:
         estimator._fit(points, on_step=on_step)

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from . import operators
-from .fit import Step, StopReason, anneal
-from .functional import free_energy, inertia, responsibilities, squared_distances
+from .fit import Step, StopReason, anneal, free_energy
+from .functional import inertia, responsibilities, squared_distances
 from .inputs import checked_weights, computed_in, same_kind
 from .kernels import run
 from .mappings import Mapping, get_mapping
@@ -92,7 +92,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
     -----
     ``X`` may be a NumPy array, a pandas or polars frame, or a torch tensor; results are arrays for
     the first and tensors on the same device for the last.  Floating-point dtypes are kept
-    (float16 and bfloat16 become float32), integers become float64.
+    (tensors of float16 and bfloat16 become float32), all else becomes float64.
 
     Examples
     --------
@@ -201,8 +201,8 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
             )
             energy = result.inertia
             if self.final_temperature > 0:
-                arguments = (self.final_temperature, self.mapping, weight, "sum")
-                energy = free_energy(points, result.centers, *arguments).item()
+                at = weight, self.final_temperature, get_mapping(self.mapping)
+                energy = free_energy(points, result.centers, *at).item()
             if best is None or not lowest <= energy:
                 best, lowest = result, energy
         assert best is not None
@@ -458,10 +458,11 @@ def _check_values(points: Tensor, name: str, small: bool = True) -> None:
     """
     kind = torch.finfo(points.dtype)
     largest = _largest(points)
+    wider = "" if points.dtype == torch.float64 else ", or use float64"
     if small and 0 < largest < math.sqrt(kind.tiny / kind.eps):
         raise ValueError(
             f"{name} holds no value above {largest:.3g}, so that squared distances underflow "
-            f"{points.dtype}: scale it up, or use float64."
+            f"{points.dtype}: scale it up{wider}."
         )
     limit = math.sqrt(kind.max / points[0].numel()) / 4
     if largest <= limit:
@@ -470,7 +471,7 @@ def _check_values(points: Tensor, name: str, small: bool = True) -> None:
     if not bad.any():
         raise ValueError(
             f"{name} holds values up to {largest:.3g}, whose squared distances overflow "
-            f"{points.dtype}: scale them to below {limit:.3g}, or use float64."
+            f"{points.dtype}: scale them to below {limit:.3g}{wider}."
         )
     row = int(bad.any(-1).int().argmax())
     column = int(bad[row].int().argmax())

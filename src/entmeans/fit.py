@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import operators, step
-from .functional import free_energy, statistics
+from .functional import statistics
 from .inputs import check_count, check_temperature, checked_weights, same_kind, some_points, weights
 from .kernels import run
 from .limit import one_hot_temperature
@@ -229,6 +229,15 @@ def _step(
     return moved, _Now(*energies.tolist(), *hardness.tolist(), *numbers.tolist())
 
 
+def free_energy(
+    points: Tensor, centers: Tensor, weight: Tensor | None, temperature: float, mapping: Mapping
+) -> Tensor:
+    """F_T summed over the points."""
+    energy, name = serving(operators.free_energy, mapping)
+    t = torch.tensor(temperature, dtype=torch.float64)
+    return run(energy, points, centers, weight, t, name)[1].to(points.dtype)
+
+
 def reference_temperature(
     points: Tensor,
     centers: Tensor,
@@ -272,9 +281,7 @@ def _result(
 ) -> FitResult:
     labels, near, margins = run(operators.nearest, points, centers)
     total = reduce(near, weight, "sum")
-    energy = (
-        free_energy(points, centers, temperature, mapping, weight, "sum") if temperature else total
-    )
+    energy = free_energy(points, centers, weight, temperature, mapping) if temperature else total
     return FitResult(
         centers=centers,
         labels=labels,

@@ -48,9 +48,6 @@ def compiled() -> ModuleType:
         from . import cpu_numba
     except ImportError as error:
         raise ImportError(_remedy(f"which cannot be imported ({error})")) from error
-    except RuntimeError as error:  # no folder to keep what it compiles
-        remedy = "set NUMBA_CACHE_DIR to a folder that can be written"
-        raise ImportError(_remedy(f"which does not start ({error}): {remedy}")) from error
     return cpu_numba
 
 

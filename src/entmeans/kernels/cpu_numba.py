@@ -373,12 +373,12 @@ def add_pullback(
 
 
 @plain
-def map_group(group, scores, first, count, n, kind, one, out):
+def map_group(group, scores, first, count, n, kind, none, one, out):
     """Probabilities of rows first, ..., first + count - 1 of scores (N, n)."""
     lanes = len(group.low)
     side = lanes // 2
     whole = n // side * side if count == lanes else 0
-    transpose(scores, first * n, n, group.x, whole, group.scores)
+    transpose(scores, first * n, n, none, whole, group.scores)
     for j in range(whole, n):
         for i in range(lanes):
             group.scores[j * lanes + i] = scores[(first + min(i, count - 1)) * n + j]
@@ -400,11 +400,10 @@ def map_group(group, scores, first, count, n, kind, one, out):
 def map_rows(scores, n, first, last, kind, out):
     """Probabilities of rows first, ..., last - 1 of scores (N, n)."""
     lanes = lanes_of(scores)
-    width = padded(n, lanes)
-    group = new_group(scores, width, width)
-    one = scores.dtype.type(1)
+    group = new_group(scores, padded(n, lanes), lanes)
+    none, one = np.zeros(n, scores.dtype), scores.dtype.type(1)
     for start in range(first, last, lanes):
-        map_group(group, scores, start, min(lanes, last - start), n, kind, one, out)
+        map_group(group, scores, start, min(lanes, last - start), n, kind, none, one, out)
 
 
 @jit

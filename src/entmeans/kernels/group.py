@@ -7,10 +7,13 @@ step.py; what is here is how.
 from __future__ import annotations
 
 import math
+import os
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.core.compiler_lock import global_compiler_lock
 from numpy.typing import NDArray
 
 from .lanes import LINE
@@ -41,10 +44,35 @@ Array = NDArray[Any]
 
 HARD, SOFTMAX, ENTMAX15, SPARSEMAX = range(4)
 
-jit = njit(nogil=True, cache=True)
+
+def _can_keep() -> bool:
+    """Whether Numba has a folder for what it compiles; a warning where it has none."""
+    try:
+        njit(cache=True)(_can_keep)
+    except RuntimeError:
+        warnings.warn(
+            "Numba finds no folder that it can write to: each process compiles the kernels of "
+            "entmeans anew, for some 20 s. Set NUMBA_CACHE_DIR to a folder that can be written.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+KEEP = _can_keep()
+jit = njit(nogil=True, cache=KEEP)
 # Without reference counts, which would take longer than the arithmetic of a small group; such a
 # function cannot make arrays.
-plain = njit(nogil=True, cache=True, _nrt=False)
+plain = njit(nogil=True, cache=KEEP, _nrt=False)
+
+# A fork while another thread compiles would leave the child with a lock that nobody opens.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=global_compiler_lock.acquire,
+        after_in_parent=global_compiler_lock.release,
+        after_in_child=global_compiler_lock.release,
+    )
 
 
 class Centers(NamedTuple):

@@ -237,17 +237,22 @@ def entmax15_shares(code: Code, x: Memory, n: Whole, entropy: Memory) -> None:
         tau.set((tau.get() + step).where(moving.get(), tau.get()))
         moving.set(moving.get() & (step > x.epsilon**0.5))
         again(moving.get().any())
-    size, total, powers = code.variable(zero), Sum(code, zero), Sum(code, zero)
-    with code.loop(n) as c:
-        q = (x.load(c * x.count) - tau.get()).maximum(0.0)
-        size.set(size.get() + one.where(q > 0.0, 0.0))
-        total.add(q)
-        powers.add(q * q)
-    mean, left = total.get() / size.get(), (one - powers.get()) / size.get()
-    threshold = tau.get() - left / (mean + (mean * mean + left).sqrt())
+    moving.set(one > zero)
+    with code.repeat() as again:  # once, but for so many scores that Newton's sums were blurred
+        size, total, powers = Sum(code, zero), Sum(code, zero), Sum(code, zero)
+        with code.loop(n) as c:
+            q = (x.load(c * x.count) - tau.get()).maximum(0.0)
+            size.add(one.where(q > 0.0, 0.0))
+            total.add(q)
+            powers.add(q * q)
+        mean, left = total.get() / size.get(), (one - powers.get()) / size.get()
+        step = left / (mean + (mean * mean + left).sqrt())
+        tau.set((tau.get() - step).where(moving.get(), tau.get()))
+        moving.set(moving.get() & (step * step > x.epsilon))
+        again(moving.get().any())
     total = Sum(code, zero)
     with code.loop(n) as c:
-        q = (x.load(c * x.count) - threshold).maximum(0.0)
+        q = (x.load(c * x.count) - tau.get()).maximum(0.0)
         p = q * q
         x.store(c * x.count, p)
         total.add(p * (one - q))
@@ -259,11 +264,11 @@ def sparsemax_shares(code: Code, x: Memory, n: Whole, entropy: Memory) -> None:
     """x (scores, 0 at the top) to shares [x - tau]_+; the support shrinks until it is settled."""
     zero, tau, size = x.all(0.0), code.variable(x.all(-1.0)), code.variable(x.all(math.inf))
     with code.repeat() as again:
-        count, total = code.variable(zero), Sum(code, x.all(-1.0))
+        count, total = Sum(code, zero), Sum(code, x.all(-1.0))
         with code.loop(n) as c:
             value = x.load(c * x.count)
             inside = value > tau.get()
-            count.set(count.get() + x.all(1.0).where(inside, 0.0))
+            count.add(x.all(1.0).where(inside, 0.0))
             total.add(value.where(inside, 0.0))
         shrinks = (count.get() < size.get()).any()
         size.set(count.get())
