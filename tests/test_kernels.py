@@ -1112,3 +1112,47 @@ def test_large_calls_still_work_when_the_interpreter_ends():
         entmeans.statistics(x, x[:50], 1.0)
     """
     assert float(run(script)) == pytest.approx(30_000)
+
+
+def test_a_fork_waits_for_a_thread_that_compiles():
+    script = """
+        import os, threading, time
+        os.environ["ENTMEANS_IMPLEMENTATION"] = "numba"
+        import torch
+        import entmeans
+        from numba import njit
+        from numba.core.compiler_lock import global_compiler_lock
+        x = torch.zeros(3, 2)
+        entmeans.nearest(x, x)
+        held = threading.Event()
+
+        def compiling():
+            with global_compiler_lock:
+                held.set()
+                time.sleep(0.3)
+
+        threading.Thread(target=compiling).start()
+        held.wait()
+        child = os.fork()
+        if child == 0:
+            os._exit(njit(lambda: 7)())  # hangs if the lock of the parent stays shut
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    assert int(run(script)) == 7
+
+
+def test_without_a_folder_to_keep_them_kernels_compile_with_a_warning():
+    script = """
+        import os, warnings
+        os.environ["ENTMEANS_IMPLEMENTATION"] = "numba"
+        import numba.core.caching
+        import torch
+        import entmeans
+        numba.core.caching.CacheImpl._locator_classes = []
+        x = torch.arange(6.0).reshape(3, 2)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            labels = entmeans.nearest(x, x).labels.tolist()
+        print(labels, sum("NUMBA_CACHE_DIR" in str(w.message) for w in seen))
+    """
+    assert run(script).strip() == "[0, 1, 2] 1"
