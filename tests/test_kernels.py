@@ -1156,3 +1156,22 @@ def test_without_a_folder_to_keep_them_kernels_compile_with_a_warning():
         print(labels, sum("NUMBA_CACHE_DIR" in str(w.message) for w in seen))
     """
     assert run(script).strip() == "[0, 1, 2] 1"
+
+
+@each_mapping
+@pytest.mark.parametrize("t", [0.0, 1e-30, 1.0, math.inf])
+@pytest.mark.parametrize("implementation", ["numba", "reference"])
+def test_a_temperature_may_have_another_dtype_than_the_points(implementation, t, mapping):
+    points, centers, weight = problem()
+    found = []
+    for dtype in DTYPES:
+        temperature = torch.tensor(t, dtype=dtype)
+        x, c = points.clone().requires_grad_(), centers.clone().requires_grad_()
+        with entmeans.use_implementation(implementation):
+            stats = entmeans.statistics(x, c, temperature, mapping, weight)
+            p = entmeans.responsibilities(x, c, temperature, mapping)
+            loss = stats.moment.sin().sum() + p.sin().sum()
+        found.append((stats.mass, p, *torch.autograd.grad(loss, (x, c))))
+    for a, b in zip(*found, strict=True):
+        assert a.isfinite().all()
+        assert_close(a, b, rtol=1e-6, atol=1e-6)

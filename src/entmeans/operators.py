@@ -312,7 +312,7 @@ def responsibilities_backward(
     points, centers, temperature, p = ctx.saved_tensors
     # At T = 0, where each mapping is the hard one: no derivative passes a one-hot share in any.
     by_score = pulled_back(p, gradient, get_mapping(ctx.mapping))
-    drift = -by_score / temperature.clamp_min(torch.finfo(p.dtype).tiny)
+    drift = -by_score / step.positive(temperature, p)
     to_temperature = None
     if ctx.needs_input_grad[-2]:
         d = differentiated(squared_distances)(points, centers)

@@ -134,12 +134,18 @@ def _scores(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
     return scores, rounding * torch.addcmul(reach.square(), size, reach)
 
 
+def positive(temperature: Tensor, like: Tensor) -> Tensor:
+    """The temperature as a normal number of the dtype of ``like``."""
+    kind = torch.finfo(like.dtype)
+    return temperature.to(like.dtype).clamp(kind.tiny, kind.max)
+
+
 def scaled(gaps: Tensor, temperature: Tensor) -> Tensor:
     """The scores -d/T (n, K) of a mapping, up to a constant in each row, which has no effect."""
     # A positive temperature below the range of the dtype would turn 0 / T into NaN, and gaps / T^2,
     # in the derivative, overflows at low T where every row is saturated: scores far below the top
     # stop at a floor without mass, and 1 / T is differentiated by itself.
-    finite = temperature.clamp(torch.finfo(gaps.dtype).tiny, torch.finfo(gaps.dtype).max)
+    finite = positive(temperature, gaps)
     below = (gaps / finite.detach()).clamp_max(1e4)
     return below * -(finite.detach() / finite)
 
@@ -325,7 +331,7 @@ def statistics_vjp(
         if through:
             mass_, moment_, distortion_ = through
             value = mass_ + (x + shift) @ moment_.T + (near.unsqueeze(-1) + gaps) * distortion_
-            drift = rule.vjp(p, value) / temperature.clamp_min(torch.finfo(x.dtype).tiny)
+            drift = rule.vjp(p, value) / positive(temperature, x)
             by_distance = by_distance + p * distortion_ - drift
             by_weight = by_weight + (p * value).sum(-1)
             slope = torch.where(drift == 0, 0.0, drift * gaps / temperature)
