@@ -378,7 +378,7 @@ def map_group(group, scores, first, count, n, kind, none, one, out):
     lanes = len(group.low)
     side = lanes // 2
     whole = n // side * side if count == lanes else 0
-    transpose(scores, first * n, n, none, whole, group.scores)
+    transpose(scores, first * n, n, none, whole, group.scores, group.near)
     for j in range(whole, n):
         for i in range(lanes):
             group.scores[j * lanes + i] = scores[(first + min(i, count - 1)) * n + j]

@@ -34,7 +34,6 @@ from .vectors import (
     sparsemax_shares,
     spread,
     squared_distance,
-    squares,
     transpose,
     transpose_back,
     two_smallest,
@@ -43,6 +42,10 @@ from .vectors import (
 Array = NDArray[Any]
 
 HARD, SOFTMAX, ENTMAX15, SPARSEMAX = range(4)
+
+DEPTH = 256
+"""Features in one go of a product: those of a group of points then stay in the first-level cache.
+"""
 
 
 def _can_keep() -> bool:
@@ -206,8 +209,15 @@ def new_group(like, high, width):
 @plain
 def products(centers, group, out):
     """Offsets plus products of the points with all packed rows."""
+    d, lanes, packed, features = len(centers.shift), len(group.low), centers.packed, group.features
+    n = min(d, DEPTH)
     for j in range(0, len(centers.offsets), ROWS):
-        product_tile(centers.packed, centers.offsets, j, group.features, len(centers.shift), out)
+        product_tile(packed, centers.offsets, j, d, features, n, out)
+    for first in range(n, d, DEPTH):
+        n = min(d - first, DEPTH)
+        for j in range(0, len(centers.offsets), ROWS):
+            a, b = j * d + first * ROWS, first * lanes
+            add_tile(packed, a, 1, ROWS, features, b, lanes, n, out, j * lanes, lanes)
 
 
 @plain
@@ -219,13 +229,13 @@ def take(points, bad, first, count, centers, group):
     d, lanes, origin = len(centers.shift), len(group.low), centers.origin
     side = lanes // 2
     whole = d // side * side if count == lanes else 0
-    transpose(points, first * d, d, origin, whole, group.features)
+    transpose(points, first * d, d, origin, whole, group.features, group.near)
     for k in range(whole, d):
         for i in range(lanes):
             there = i < count
             value = points[(first + i) * d + k] - origin[k] if there else origin[k] * 0
             group.features[k * lanes + i] = value
-    squares(group.features, d, group.near)
+            group.near[i] += value * value
     total = 0.0
     for i in range(lanes):
         total += group.near[i]

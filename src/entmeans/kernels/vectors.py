@@ -50,27 +50,36 @@ def plus_square(total: Lanes, vector: Lanes, number: Value) -> Lanes:
 
 
 def center_tile(
-    code: Code, packed: Memory, j: Whole, x: Memory, d: Whole, out: Memory, start: Any, term: Any
+    code: Code,
+    packed: Memory,
+    j: Whole,
+    d: Whole,
+    x: Memory,
+    n: Whole,
+    out: Memory,
+    start: Any,
+    term: Any,
 ) -> None:
+    """From the first n of d features, for the packed rows from j on."""
     centers = Factor(packed, j * d, 1, ROWS)
     points = Factor(x, code.whole(0), 0, x.count)
-    for row, total in enumerate(tile(code, centers, points, d, start, term)):
+    for row, total in enumerate(tile(code, centers, points, n, start, term)):
         out.store((j + row) * out.count, total.get())
 
 
 @vectors()
 def product_tile(
-    code: Code, packed: Memory, offsets: Memory, j: Whole, x: Memory, d: Whole, out: Memory
+    code: Code, packed: Memory, offsets: Memory, j: Whole, d: Whole, x: Memory, n: Whole, out: Memory
 ) -> None:
-    """Offset plus product with the points of the group, for the packed rows from j on."""
+    """Offset plus product with the points of the group."""
     start = lambda row: x.all(offsets.scalar(j + row))  # noqa: E731
-    center_tile(code, packed, j, x, d, out, start, plus_product)
+    center_tile(code, packed, j, d, x, n, out, start, plus_product)
 
 
 @vectors()
 def difference_tile(code: Code, packed: Memory, j: Whole, x: Memory, d: Whole, out: Memory) -> None:
-    """Squared distances to the points of the group, for the packed rows from j on."""
-    center_tile(code, packed, j, x, d, out, lambda row: x.all(0.0), plus_square)
+    """Squared distances to the points of the group."""
+    center_tile(code, packed, j, d, x, d, out, lambda row: x.all(0.0), plus_square)
 
 
 @vectors()
@@ -110,19 +119,34 @@ def difference(
 
 @vectors()
 def transpose(
-    code: Code, x: Memory, first: Whole, row: Whole, shift: Memory, n: Whole, out: Memory
+    code: Code,
+    x: Memory,
+    first: Whole,
+    row: Whole,
+    shift: Memory,
+    n: Whole,
+    out: Memory,
+    squares: Memory,
 ) -> None:
-    """The first n columns (a multiple of half the lanes) of rows minus the shift, as rows."""
+    """The first n columns (a multiple of half the lanes) of rows minus the shift, as rows.
+
+    Also the sums of their squares.
+    """
     side = x.count // 2
+    sums = [code.variable(x.all(0.0, side)) for _ in range(0, x.count, side)]
     with code.steps(n, side) as at:
-        for top in range(0, x.count, side):
+        for top, total in zip(range(0, x.count, side), sums, strict=True):
             part = [x.load(first + row * (top + i) + at, side) for i in range(side)]
             half = 1
             while half < side:
                 part = _exchanged(part, half)
                 half *= 2
             for i, column in enumerate(part):
-                out.store((at + i) * x.count + top, column - shift.scalar(at + i))
+                value = column - shift.scalar(at + i)
+                total.set(total.get().plus_product(value, value))
+                out.store((at + i) * x.count + top, value)
+    for top, total in zip(range(0, x.count, side), sums, strict=True):
+        squares.store(top, total.get())
 
 
 def _exchanged(part: list[Lanes], half: int) -> list[Lanes]:
@@ -150,16 +174,6 @@ def transpose_back(
                 half *= 2
             for i, points in enumerate(part):
                 out.store(first + row * (top + i) + at, points)
-
-
-@vectors()
-def squares(code: Code, x: Memory, d: Whole, out: Memory) -> None:
-    """||x||^2 of each point."""
-    total = code.variable(x.all(0.0))
-    with code.loop(d) as k:
-        value = x.load(k * x.count)
-        total.set(total.get().plus_product(value, value))
-    out.store(0, total.get())
 
 
 @vectors(types.float64)
