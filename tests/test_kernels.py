@@ -21,7 +21,7 @@ from test_processes import run
 from torch.testing import assert_close
 
 import entmeans
-from entmeans import EntMeans, mappings, operators, step
+from entmeans import EntMeans, kernels, mappings, operators, step
 from entmeans.kernels import threads
 from entmeans.step import Statistics
 
@@ -1175,3 +1175,82 @@ def test_a_temperature_may_have_another_dtype_than_the_points(implementation, t,
     for a, b in zip(*found, strict=True):
         assert a.isfinite().all()
         assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+# Hard steps that know the last one
+
+
+def hard_step(points, centers, weight, known):
+    """Mass, moment and inertia, and those of the kernel that knows nothing."""
+    with kernels_only():
+        found = kernels.run(step.hard_statistics, points, centers, weight, known)
+        t = torch.zeros((), dtype=torch.float64)
+        all_ = kernels.run(operators.statistics, points, centers, weight, t, "hard")
+    return found, (all_[0], all_[1], all_[3][1])
+
+
+def problems_in_motion():
+    """Points, centers, weights of many sizes; the last has more sums than a cache holds."""
+    for n, d, k in ((1, 1, 1), (7, 2, 3), (40, 4, 1), (333, 3, 20), (1000, 9, 7), (2000, 40, 500)):
+        points = normal(n, d, seed=n)
+        yield points, points[torch.arange(k) % n] + 0.1 * normal(k, d), None
+        weight = normal(n, seed=1).clamp(min=0)
+        yield points.round(), points[torch.arange(k) % n].round(), weight  # full of ties
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_hard_step_that_knows_the_last_one_is_the_same_to_the_last_bit(dtype):
+    for points, centers, weight in problems_in_motion():
+        points, centers = points.to(dtype), centers.to(dtype)
+        weight = None if weight is None else weight.to(dtype)
+        known = step.Known(points)
+        for i in range(30):
+            found, right = hard_step(points, centers, weight, known)
+            for a, b in zip(found, right, strict=True):
+                assert torch.equal(a, b)
+            right_labels = entmeans.nearest(points, centers).labels
+            assert torch.equal(known.labels.long(), right_labels)
+            centers = step.means(*found[:2], centers)
+            if i % 10 == 9:  # not by a step of K-means
+                centers = centers.flip(0) + 10.0 ** (-i / 10) * normal(*centers.shape, seed=i)
+                centers = centers.to(dtype)
+
+
+@each_dtype
+def test_bounds_hold_for_every_other_center(dtype):
+    points, centers = normal(500, 5, dtype=dtype), normal(12, 5, seed=1, dtype=dtype)
+    known = step.Known(points)
+    for i in range(20):
+        hard_step(points, centers, None, known)
+        exact = torch.cdist(points.double(), centers.double())
+        others = exact.scatter(1, known.labels.long().unsqueeze(1), math.inf).amin(1)
+        assert (known.bounds <= others).all()
+        assert known.bounds.mean() > 0.5 * others.mean()  # and they say something
+        centers = centers + 0.02 * normal(12, 5, seed=2 + i, dtype=dtype)
+
+
+def test_a_point_far_within_its_cluster_is_compared_with_one_center_only():
+    points = torch.cat([normal(100, 6), normal(100, 6) + 100])
+    centers, known = points[[0, 100]], step.Known(points)
+    hard_step(points, centers, None, known)
+    wrong = 1 - known.labels
+    known.labels[:], known.bounds[:] = wrong, 1e6  # what no comparison would find
+    with kernels_only():
+        kernels.run(step.hard_statistics, points, centers + 1e-3, None, known)
+    assert torch.equal(known.labels, wrong)
+    known.bounds[:] = 0
+    hard_step(points, centers, None, known)
+    assert torch.equal(known.labels, 1 - wrong)
+
+
+def test_points_left_to_the_formula_are_looked_at_in_each_step():
+    points, centers = normal(50, 4), normal(3, 4, seed=1)
+    points[7] = 1e200
+    known = step.Known(points)
+    for _ in range(3):
+        with entmeans.use_implementation("numba"):
+            mass, moment, _ = kernels.run(step.hard_statistics, points, centers, None, known)
+        right = step.hard_statistics(points, centers, None, step.Known(points))
+        assert_close(mass, right[0], rtol=0, atol=0)
+        assert_close(moment, right[1])
+        centers = centers + 1e-4

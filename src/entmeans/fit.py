@@ -161,15 +161,15 @@ def anneal(
             )
         return max(final_temperature, temperature * multiple if multiple else 0.0)
 
-    history: list[Step] = []
+    known, history = step.Known(points), list[Step]()
     stop_reason = StopReason.MAX_ITER
     for i in range(max_iter):
         t = at(i)
-        moved, now = _step(points, centers, centers, weight, t, rule)
+        moved, now = _step(points, centers, centers, weight, t, rule, known)
         if now.least_mass == 0 and (t == 0 or isinstance(rule, Hard)):
             empty = statistics(points, centers, t, rule, weight).mass == 0
             start = relocate(points, centers, empty, weight)
-            moved, now = _step(points, start, centers, weight, t, rule)
+            moved, now = _step(points, start, centers, weight, t, rule, known)
         shift, record = now.shift, now.record(t)
         history.append(record)
         if on_step is not None:
@@ -201,7 +201,6 @@ class _Now(NamedTuple):
     free_energy: float
     inertia: float
     hard_mass: float
-    smallest_margin: float
     mass: float
     least_mass: float
     largest_shift: float
@@ -220,13 +219,20 @@ def _step(
     weight: Tensor | None,
     temperature: float,
     mapping: Mapping,
+    known: step.Known,
 ) -> tuple[Tensor, _Now]:
     """The centers after a step from ``start``, and how far they are from the previous ones."""
-    t = torch.tensor(temperature, dtype=torch.float64)
-    statistics, name = serving(operators.statistics, mapping)
-    mass, moment, _, energies, _, hardness = run(statistics, points, start, weight, t, name)
+    if temperature == 0 or isinstance(mapping, Hard):
+        mass, moment, inertia = run(step.hard_statistics, points, start, weight, known)
+        energy = cost = inertia.item()
+        hard_mass = mass.sum().item()
+    else:
+        t = torch.tensor(temperature, dtype=torch.float64)
+        statistics, name = serving(operators.statistics, mapping)
+        mass, moment, _, energies, _, hardness = run(statistics, points, start, weight, t, name)
+        (energy, cost), hard_mass = energies.tolist(), hardness[0].item()
     moved, numbers = run(step.moved, mass, moment, start, previous)
-    return moved, _Now(*energies.tolist(), *hardness.tolist(), *numbers.tolist())
+    return moved, _Now(energy, cost, hard_mass, *numbers.tolist())
 
 
 def free_energy(
@@ -265,8 +271,9 @@ def relocate(points: Tensor, centers: Tensor, empty: Tensor, weight: Tensor | No
 
 def _mean_variance(points: Tensor, weight: Tensor | None) -> float:
     """The mean variance of the features, which makes tol free of scale."""
-    mean, _ = _step(points, points[:1], points[:1], weight, 0.0, HARD)
-    _, about = _step(points, mean, mean, weight, 0.0, HARD)
+    known = step.Known(points)
+    mean, _ = _step(points, points[:1], points[:1], weight, 0.0, HARD, known)
+    _, about = _step(points, mean, mean, weight, 0.0, HARD, known)
     return about.inertia / about.mass / points.shape[1]
 
 

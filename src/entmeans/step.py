@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from .inputs import ones, wide
+from .inputs import ones, wide, widest
 from .mappings import Hard, Mapping, get_mapping, probabilities
 
 CHUNK_ELEMENTS = 2**18
@@ -233,6 +233,31 @@ def statistics(
     chunks = zip(*(rows(t, centers) for t in (points, ones(weight, points))), strict=True)
     parts = (chunk_statistics(x, centers, w, temperature, rule, shift) for x, w in chunks)
     return functools.reduce(operator.add, parts).parts()
+
+
+class Known:
+    """What a hard step leaves for the next one, on the same points, for each point.
+
+    The label, -1 where none is known, the squared distance to that center, and a lower bound of
+    the distance to any other one, all for the centers of that step.  From how far these have
+    moved since, a kernel may see that the label is what it was (Hamerly, 2010).
+    """
+
+    def __init__(self, points: Tensor) -> None:
+        n = len(points)
+        self.labels = points.new_full((n,), -1, dtype=torch.int32)
+        self.near = points.new_zeros(n)
+        self.bounds = points.new_zeros(n, dtype=widest(points.device))
+        self.centers: Tensor | None = None
+
+
+def hard_statistics(
+    points: Tensor, centers: Tensor, weight: Tensor | None, known: Known
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mass, moment and inertia at T = 0."""
+    found = statistics(points, centers, weight, wide(points.new_zeros(())), "hard")
+    mass, moment, _, energies, _, _ = found
+    return mass, moment, energies[1]
 
 
 def chunk_statistics(

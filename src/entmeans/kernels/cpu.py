@@ -209,6 +209,24 @@ def statistics(
     return (step.Statistics.of(found) + step.Statistics.of(more)).parts()
 
 
+def hard_statistics(
+    points: Tensor, centers: Tensor, weight: Tensor | None, known: step.Known
+) -> tuple[Tensor, Tensor, Tensor]:
+    p = Problem(points, centers)
+    w, (ends, mass, moment) = p.weights(weight), p.sums()
+    inertia = np.zeros((len(ends), 1))
+    before = p.centers.raw if known.centers is None else flat(known.centers)
+    given = w, before, *map(flat, (known.labels, known.near, known.bounds))
+    bad = p.run(p.kernels.hard_rows, ends, given, mass, moment, inertia)
+    known.centers = centers
+    arrays = *p.kernels.add_parts(mass, moment, p.d, p.width, p.centers.shift, p.k), added(inertia)
+    found = tuple(map(torch.from_numpy, arrays))
+    if bad is not None:
+        more = step.hard_statistics(points[bad], centers, torch.from_numpy(w)[bad], known)
+        found = tuple(a + b for a, b in zip(found, more, strict=True))
+    return found[0], found[1], found[2].squeeze()
+
+
 def statistics_vjp(
     points: Tensor,
     centers: Tensor,
@@ -335,5 +353,6 @@ def register(fast: Callable[[], bool]) -> None:
     for operator, kernel in KERNELS.items():
         DIRECT[operator] = either(kernel, operators.FORMULAS[operator])
         operator.register_kernel("cpu")(DIRECT[operator])
-    for kernel, formula in ((moved, step.moved), (potentials, step.potentials)):
+    for kernel in (hard_statistics, moved, potentials):
+        formula = getattr(step, kernel.__name__)
         DIRECT[formula] = either(kernel, formula)

@@ -12,11 +12,13 @@ out), the first row and the one after the last, the centers, and then what is it
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numba.core.errors import NumbaError
 
 from .group import (
+    Array,
     add_inertia,
     add_moments,
     all_hard,
@@ -31,6 +33,7 @@ from .group import (
     plain,
     products,
     pull_rows,
+    rounding,
     share,
     take,
     write_shares,
@@ -38,11 +41,13 @@ from .group import (
 from .vectors import (
     add_point,
     add_potentials,
+    copy,
     couple,
     flush,
     map_vjp_row,
     negate,
     not_numbers,
+    squared_distance,
     sum_shares,
     transpose,
     two_smallest,
@@ -50,6 +55,14 @@ from .vectors import (
 )
 
 __all__ = ["NumbaError", "pack", "pack_centers"]
+
+EPSILON = 2.0**-52
+
+BLOCK = 16
+"""Groups of rows that are added together, after they have got their labels."""
+
+AT_HAND = 2**17
+"""Bytes of sums that stay in the second-level cache beside other things."""
 
 FLUSH = 8
 """Groups whose products are summed in their own dtype before they are added up in float64."""
@@ -215,6 +228,138 @@ def add_statistics(
                 totals[3] = min(totals[3], margin)
                 cost[group.label[i]] += w * margin
     flush(partial, moment, len(moment))
+
+
+class Some(NamedTuple):
+    """A few rows, copied side by side."""
+
+    rows: Array  # (lanes,), which ones
+    points: Array  # (lanes * D,)
+    bad: Array  # (lanes,)
+
+
+@jit
+def new_some(points, d):
+    lanes, kind = lanes_of(points), points.dtype
+    return Some(np.empty(lanes, np.int64), np.empty(lanes * d, kind), np.zeros(lanes, np.bool_))
+
+
+@jit
+def hard_rows(
+    points, bad, first, last, centers, weight, before, labels, near, bounds, mass, moment, inertia
+):
+    """The statistics of rows first, ..., last - 1 at T = 0, from what is known of them."""
+    d, k, width = len(centers.shift), centers.n, centers.width
+    moves, others = shifts(centers, before)
+    group = new_group(points, len(centers.offsets), width)
+    some, lanes = new_some(points, d), len(group.low)
+    scattered = 8 * k * width > AT_HAND
+    block = max(BLOCK * lanes, 4 * k if scattered else 0)
+    order, ends = np.empty(block, np.int64), np.empty(k + 1, np.int64)
+    for start in range(first, last, block):
+        end = min(start + block, last)
+        follow(points, bad, start, end, centers, moves, others, labels, near, bounds, group, some)
+        if scattered:
+            count = by_center(bad, start, end, weight, labels, ends, order)
+        else:
+            count = present(bad, start, end, weight, order)
+        for i in order[:count]:
+            j, w = labels[i], np.float64(weight[i])
+            mass[j] += w
+            add_point(points, i * d, centers.shift, w, moment, j * width, d)
+        for i in range(start, end):
+            if weight[i] != 0 and not bad[i]:
+                inertia[0] += np.float64(weight[i]) * near[i]
+
+
+@jit
+def shifts(centers, before):
+    """How far, at most, each center has moved, and any other one."""
+    d, k = len(centers.shift), centers.n
+    moves, others = np.zeros(k), np.empty(k)
+    largest = second = 0.0
+    for j in range(k):
+        for f in range(j * d, (j + 1) * d):
+            moves[j] += (np.float64(centers.raw[f]) - np.float64(before[f])) ** 2
+        moves[j] = math.sqrt(moves[j]) * (1 + 4 * (d + 2) * EPSILON)
+        second = max(second, min(moves[j], largest))
+        largest = max(largest, moves[j])
+    for j in range(k):
+        others[j] = second if moves[j] == largest else largest
+    return moves, others
+
+
+@plain
+def follow(points, bad, first, last, centers, moves, others, labels, near, bounds, group, some):
+    """Labels, distances and bounds of rows first, ..., last - 1, from one center for each row.
+
+    From all of them where another one might be the nearest by now, in these numbers.
+    """
+    d, lanes, count = len(centers.shift), len(group.low), 0
+    slack = 4 * (d + 2) * np.finfo(points.dtype).eps  # twice the rounding of two distances
+    for i in range(first, last):
+        j, stays = labels[i], False
+        if j >= 0:
+            bound = bounds[i] * (1 - 4 * EPSILON) - others[j]
+            if bound > math.sqrt(near[i]) - moves[j]:  # the distance is no less
+                distance = squared_distance(points, i * d, centers.raw, j * d, d)
+                stays = bound > 0 and bound**2 - distance > slack * (bound**2 + distance)
+                bounds[i], near[i] = bound, distance
+        if not stays:
+            some.rows[count] = i
+            count += 1
+        if count == lanes or (count and i == last - 1):
+            look(points, bad, count, centers, slack, labels, near, bounds, group, some)
+            count = 0
+
+
+@plain
+def look(points, bad, count, centers, slack, labels, near, bounds, group, some):
+    """Labels, distances and bounds of some rows, from all centers."""
+    d, lanes, rows = len(centers.shift), len(group.low), some.rows
+    x, out, at = points, bad, rows[0]
+    if count < lanes or rows[lanes - 1] - at >= lanes:
+        x, out, at = some.points, some.bad, 0
+        for i in range(lanes):  # a whole group, of which the last may be there many times
+            out[i] = False
+            copy(points, rows[min(i, count - 1)] * d, d, x, i * d)
+    take(x, out, at, lanes, centers, group)
+    compare(x, out, at, count, centers, group)
+    blur = 0.0 if centers.direct else rounding(points, d, centers.reach)
+    for i in range(count):
+        row, distance = rows[i], np.float64(group.near[i])
+        near[row], bad[row] = group.near[i], out[at + i]
+        labels[row] = -1 if bad[row] else group.label[i]
+        gap = np.float64(group.second[i]) - group.low[i]
+        low = distance * (1 - slack) + gap - blur * (2 * centers.reach + math.sqrt(distance))
+        bounds[row] = math.sqrt(max(low, 0.0))
+
+
+@plain
+def present(bad, first, last, weight, order):
+    """The rows that count, and how many."""
+    count = 0
+    for i in range(first, last):
+        order[count] = i
+        count += weight[i] != 0 and not bad[i]
+    return count
+
+
+@plain
+def by_center(bad, first, last, weight, labels, ends, order):
+    """`present`, those of a center one after the other."""
+    for j in range(len(ends)):
+        ends[j] = 0
+    for i in range(first, last):
+        if weight[i] != 0 and not bad[i]:
+            ends[labels[i] + 1] += 1
+    for j in range(1, len(ends)):
+        ends[j] += ends[j - 1]
+    for i in range(first, last):
+        if weight[i] != 0 and not bad[i]:
+            order[ends[labels[i]]] = i
+            ends[labels[i]] += 1
+    return ends[-1]
 
 
 @jit

@@ -251,6 +251,12 @@ def take(points, bad, first, count, centers, group):
 
 
 @plain
+def rounding(points, d, reach):
+    """Of scores, for each unit of the norms of a point and of the farthest center together."""
+    return 2 * np.finfo(points.dtype).eps * (d + 2) * reach  # errors all of one sign
+
+
+@plain
 def compare(points, bad, first, count, centers, group):
     """Scores of the group, and the nearest center of each point."""
     d = len(centers.shift)
@@ -263,12 +269,12 @@ def compare(points, bad, first, count, centers, group):
         return
     products(centers, group, group.scores)
     two_smallest(group.scores, centers.n, group.low, group.second, group.label)
-    rounding = 2 * np.finfo(points.dtype).eps * (d + 2) * centers.reach  # all of one sign
+    scale = rounding(points, d, centers.reach)
     for i in range(count):
         if bad[first + i]:
             continue
         at = (first + i) * d
-        blur = rounding * (centers.reach + math.sqrt(group.near[i]))
+        blur = scale * (centers.reach + math.sqrt(group.near[i]))
         if group.second[i] - group.low[i] <= blur:
             settle(points, at, centers, group, i, group.low[i] + blur)
         group.near[i] = squared_distance(points, at, centers.raw, group.label[i] * d, d)

@@ -69,7 +69,14 @@ def center_tile(
 
 @vectors()
 def product_tile(
-    code: Code, packed: Memory, offsets: Memory, j: Whole, d: Whole, x: Memory, n: Whole, out: Memory
+    code: Code,
+    packed: Memory,
+    offsets: Memory,
+    j: Whole,
+    d: Whole,
+    x: Memory,
+    n: Whole,
+    out: Memory,
 ) -> None:
     """Offset plus product with the points of the group."""
     start = lambda row: x.all(offsets.scalar(j + row))  # noqa: E731
@@ -115,6 +122,14 @@ def difference(
     for start, end, count in code.spans(d, a.count):
         with code.steps(end, count, start) as k:
             out.store(out_at + k, a.load(a_at + k, count) - b.load(k, count))
+
+
+@vectors()
+def copy(code: Code, x: Memory, x_at: Whole, d: Whole, out: Memory, out_at: Whole) -> None:
+    """out = x for rows of any length."""
+    for start, end, count in code.spans(d, x.count):
+        with code.steps(end, count, start) as k:
+            out.store(out_at + k, x.load(x_at + k, count))
 
 
 @vectors()
