@@ -23,6 +23,7 @@ from torch.testing import assert_close
 import entmeans
 from entmeans import EntMeans, kernels, mappings, operators, step
 from entmeans.kernels import threads
+from entmeans.kernels.cpu import FEW
 from entmeans.step import Statistics
 
 each_case = pytest.mark.parametrize("name", CASES)
@@ -1191,7 +1192,8 @@ def hard_step(points, centers, weight, known):
 
 def problems_in_motion():
     """Points, centers, weights of many sizes; the last has more sums than a cache holds."""
-    for n, d, k in ((1, 1, 1), (7, 2, 3), (40, 4, 1), (333, 3, 20), (1000, 9, 7), (2000, 40, 500)):
+    sizes = (1, 1, 1), (7, 2, 3), (40, 520, 1), (333, 3, 200), (1000, 90, 7), (2000, 40, 500)
+    for n, d, k in sizes:  # the first two are too small for a memory
         points = normal(n, d, seed=n)
         yield points, points[torch.arange(k) % n] + 0.1 * normal(k, d), None
         weight = normal(n, seed=1).clamp(min=0)
@@ -1208,8 +1210,9 @@ def test_a_hard_step_that_knows_the_last_one_is_the_same_to_the_last_bit(dtype):
             found, right = hard_step(points, centers, weight, known)
             for a, b in zip(found, right, strict=True):
                 assert torch.equal(a, b)
-            right_labels = entmeans.nearest(points, centers).labels
-            assert torch.equal(known.labels.long(), right_labels)
+            if points.shape[1] * len(centers) > FEW:
+                right_labels = entmeans.nearest(points, centers).labels
+                assert torch.equal(known.labels.long(), right_labels)
             centers = step.means(*found[:2], centers)
             if i % 10 == 9:  # not by a step of K-means
                 centers = centers.flip(0) + 10.0 ** (-i / 10) * normal(*centers.shape, seed=i)
@@ -1218,19 +1221,19 @@ def test_a_hard_step_that_knows_the_last_one_is_the_same_to_the_last_bit(dtype):
 
 @each_dtype
 def test_bounds_hold_for_every_other_center(dtype):
-    points, centers = normal(500, 5, dtype=dtype), normal(12, 5, seed=1, dtype=dtype)
+    points, centers = normal(500, 50, dtype=dtype), normal(12, 50, seed=1, dtype=dtype)
     known = step.Known(points)
     for i in range(20):
         hard_step(points, centers, None, known)
         exact = torch.cdist(points.double(), centers.double())
         others = exact.scatter(1, known.labels.long().unsqueeze(1), math.inf).amin(1)
-        assert (known.bounds <= others).all()
-        assert known.bounds.mean() > 0.5 * others.mean()  # and they say something
-        centers = centers + 0.02 * normal(12, 5, seed=2 + i, dtype=dtype)
+        assert (known.bounds.sqrt() <= others).all()
+        assert known.bounds.sqrt().mean() > 0.5 * others.mean()  # and they say something
+        centers = centers + 0.02 * normal(12, 50, seed=2 + i, dtype=dtype)
 
 
 def test_a_point_far_within_its_cluster_is_compared_with_one_center_only():
-    points = torch.cat([normal(100, 6), normal(100, 6) + 100])
+    points = torch.cat([normal(100, 600), normal(100, 600) + 100])
     centers, known = points[[0, 100]], step.Known(points)
     hard_step(points, centers, None, known)
     wrong = 1 - known.labels
@@ -1244,7 +1247,7 @@ def test_a_point_far_within_its_cluster_is_compared_with_one_center_only():
 
 
 def test_points_left_to_the_formula_are_looked_at_in_each_step():
-    points, centers = normal(50, 4), normal(3, 4, seed=1)
+    points, centers = normal(50, 400), normal(3, 400, seed=1)
     points[7] = 1e200
     known = step.Known(points)
     for _ in range(3):

@@ -239,7 +239,7 @@ class Known:
     """What a hard step leaves for the next one, on the same points, for each point.
 
     The label, -1 where none is known, the squared distance to that center, and a lower bound of
-    the distance to any other one, all for the centers of that step.  From how far these have
+    that to any other one, all for the centers of that step.  From how far these have
     moved since, a kernel may see that the label is what it was (Hamerly, 2010).
     """
 

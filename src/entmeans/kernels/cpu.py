@@ -29,6 +29,9 @@ MAP_WORK, MAP_VJP_WORK = 96, 24
 """What a score costs, in products, in a mapping and in its derivative."""
 
 
+FEW = 2**9
+"""Products of a row with all centers that take no longer than a look at what is known of it."""
+
 LONGEST = 2**16
 """Scores in a row, at most: of longer ones a group of rows would take more memory than it saves."""
 
@@ -213,6 +216,10 @@ def hard_statistics(
     points: Tensor, centers: Tensor, weight: Tensor | None, known: step.Known
 ) -> tuple[Tensor, Tensor, Tensor]:
     p = Problem(points, centers)
+    if p.k * p.d <= FEW:
+        zero = torch.zeros((), dtype=torch.float64)
+        mass_, moment_, _, energies, _, _ = statistics(points, centers, weight, zero, "hard")
+        return mass_, moment_, energies[1]
     w, (ends, mass, moment) = p.weights(weight), p.sums()
     inertia = np.zeros((len(ends), 1))
     before = p.centers.raw if known.centers is None else flat(known.centers)

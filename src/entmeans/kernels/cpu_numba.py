@@ -260,16 +260,14 @@ def hard_rows(
         end = min(start + block, last)
         follow(points, bad, start, end, centers, moves, others, labels, near, bounds, group, some)
         if scattered:
-            count = by_center(bad, start, end, weight, labels, ends, order)
+            count = by_center(bad, start, end, weight, labels, near, ends, order, inertia)
         else:
-            count = present(bad, start, end, weight, order)
-        for i in order[:count]:
+            count = present(bad, start, end, weight, near, order, inertia)
+        for c in range(count):
+            i = order[c]
             j, w = labels[i], np.float64(weight[i])
             mass[j] += w
             add_point(points, i * d, centers.shift, w, moment, j * width, d)
-        for i in range(start, end):
-            if weight[i] != 0 and not bad[i]:
-                inertia[0] += np.float64(weight[i]) * near[i]
 
 
 @jit
@@ -300,11 +298,11 @@ def follow(points, bad, first, last, centers, moves, others, labels, near, bound
     for i in range(first, last):
         j, stays = labels[i], False
         if j >= 0:
-            bound = bounds[i] * (1 - 4 * EPSILON) - others[j]
-            if bound > math.sqrt(near[i]) - moves[j]:  # the distance is no less
+            bound = math.sqrt(bounds[i]) * (1 - 4 * EPSILON) - others[j]
+            if bound > 0 and (bound + moves[j]) ** 2 > near[i]:  # else it surely fails
                 distance = squared_distance(points, i * d, centers.raw, j * d, d)
-                stays = bound > 0 and bound**2 - distance > slack * (bound**2 + distance)
-                bounds[i], near[i] = bound, distance
+                stays = bound**2 - distance > slack * (bound**2 + distance)
+                bounds[i], near[i] = bound**2, distance
         if not stays:
             some.rows[count] = i
             count += 1
@@ -325,33 +323,37 @@ def look(points, bad, count, centers, slack, labels, near, bounds, group, some):
             copy(points, rows[min(i, count - 1)] * d, d, x, i * d)
     take(x, out, at, lanes, centers, group)
     compare(x, out, at, count, centers, group)
-    blur = 0.0 if centers.direct else rounding(points, d, centers.reach)
+    blur = 0.0 if centers.direct else rounding(points, d)
     for i in range(count):
         row, distance = rows[i], np.float64(group.near[i])
         near[row], bad[row] = group.near[i], out[at + i]
         labels[row] = -1 if bad[row] else group.label[i]
         gap = np.float64(group.second[i]) - group.low[i]
-        low = distance * (1 - slack) + gap - blur * (2 * centers.reach + math.sqrt(distance))
-        bounds[row] = math.sqrt(max(low, 0.0))
+        # The norm of the point is no more than the reach and the distance together.
+        low = distance * (1 - slack) + gap - blur * (2.5 * centers.reach**2 + distance / 2)
+        bounds[row] = max(low, 0.0)
 
 
 @plain
-def present(bad, first, last, weight, order):
-    """The rows that count, and how many."""
+def present(bad, first, last, weight, near, order, inertia):
+    """The rows that count, and how many; what they add to the inertia."""
     count = 0
     for i in range(first, last):
-        order[count] = i
-        count += weight[i] != 0 and not bad[i]
+        if weight[i] != 0 and not bad[i]:
+            inertia[0] += np.float64(weight[i]) * near[i]
+            order[count] = i
+            count += 1
     return count
 
 
 @plain
-def by_center(bad, first, last, weight, labels, ends, order):
+def by_center(bad, first, last, weight, labels, near, ends, order, inertia):
     """`present`, those of a center one after the other."""
     for j in range(len(ends)):
         ends[j] = 0
     for i in range(first, last):
         if weight[i] != 0 and not bad[i]:
+            inertia[0] += np.float64(weight[i]) * near[i]
             ends[labels[i] + 1] += 1
     for j in range(1, len(ends)):
         ends[j] += ends[j - 1]

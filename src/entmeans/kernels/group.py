@@ -251,9 +251,9 @@ def take(points, bad, first, count, centers, group):
 
 
 @plain
-def rounding(points, d, reach):
-    """Of scores, for each unit of the norms of a point and of the farthest center together."""
-    return 2 * np.finfo(points.dtype).eps * (d + 2) * reach  # errors all of one sign
+def rounding(points, d):
+    """Of scores, over the reach and the sum of the reach and the norm of the point."""
+    return 2 * np.finfo(points.dtype).eps * (d + 2)  # errors all of one sign
 
 
 @plain
@@ -269,7 +269,7 @@ def compare(points, bad, first, count, centers, group):
         return
     products(centers, group, group.scores)
     two_smallest(group.scores, centers.n, group.low, group.second, group.label)
-    scale = rounding(points, d, centers.reach)
+    scale = rounding(points, d) * centers.reach
     for i in range(count):
         if bad[first + i]:
             continue
