@@ -1237,7 +1237,7 @@ def test_a_point_far_within_its_cluster_is_compared_with_one_center_only():
     centers, known = points[[0, 100]], step.Known(points)
     hard_step(points, centers, None, known)
     wrong = 1 - known.labels
-    known.labels[:], known.bounds[:] = wrong, 1e6  # what no comparison would find
+    known.labels[:], known.bounds[:] = wrong, 1e9  # what no comparison would find
     with kernels_only():
         kernels.run(step.hard_statistics, points, centers + 1e-3, None, known)
     assert torch.equal(known.labels, wrong)
