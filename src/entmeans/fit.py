@@ -222,17 +222,18 @@ def _step(
     known: step.Known,
 ) -> tuple[Tensor, _Now]:
     """The centers after a step from ``start``, and how far they are from the previous ones."""
-    if temperature == 0 or isinstance(mapping, Hard):
+    if temperature == 0 or type(mapping) is Hard:
         mass, moment, inertia = run(step.hard_statistics, points, start, weight, known)
         energy = cost = inertia.item()
-        hard_mass = mass.sum().item()
+        hard_mass = math.inf
     else:
         t = torch.tensor(temperature, dtype=torch.float64)
         statistics, name = serving(operators.statistics, mapping)
         mass, moment, _, energies, _, hardness = run(statistics, points, start, weight, t, name)
         (energy, cost), hard_mass = energies.tolist(), hardness[0].item()
     moved, numbers = run(step.moved, mass, moment, start, previous)
-    return moved, _Now(energy, cost, hard_mass, *numbers.tolist())
+    total, *others = numbers.tolist()
+    return moved, _Now(energy, cost, min(hard_mass, total), total, *others)
 
 
 def free_energy(

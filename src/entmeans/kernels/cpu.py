@@ -215,11 +215,11 @@ def statistics(
 def hard_statistics(
     points: Tensor, centers: Tensor, weight: Tensor | None, known: step.Known
 ) -> tuple[Tensor, Tensor, Tensor]:
-    p = Problem(points, centers)
-    if p.k * p.d <= FEW:
+    if centers.numel() <= FEW or len(centers) == 1:
         zero = torch.zeros((), dtype=torch.float64)
-        mass_, moment_, _, energies, _, _ = statistics(points, centers, weight, zero, "hard")
-        return mass_, moment_, energies[1]
+        of_all = statistics(points, centers, weight, zero, "hard")
+        return of_all[0], of_all[1], of_all[3][1]
+    p = Problem(points, centers)
     w, (ends, mass, moment) = p.weights(weight), p.sums()
     inertia = np.zeros((len(ends), 1))
     before = p.centers.raw if known.centers is None else flat(known.centers)

@@ -295,6 +295,7 @@ def follow(points, bad, first, last, centers, moves, others, labels, near, bound
     """
     d, lanes, count = len(centers.shift), len(group.low), 0
     slack = 4 * (d + 2) * np.finfo(points.dtype).eps  # twice the rounding of two distances
+    floor = np.finfo(points.dtype).tiny / np.finfo(points.dtype).eps ** 2  # above underflow
     for i in range(first, last):
         j, stays = labels[i], False
         if j >= 0:
@@ -302,6 +303,7 @@ def follow(points, bad, first, last, centers, moves, others, labels, near, bound
             if bound > 0 and (bound + moves[j]) ** 2 > near[i]:  # else it surely fails
                 distance = squared_distance(points, i * d, centers.raw, j * d, d)
                 stays = bound**2 - distance > slack * (bound**2 + distance)
+                stays &= distance > floor
                 bounds[i], near[i] = bound**2, distance
         if not stays:
             some.rows[count] = i
@@ -330,7 +332,7 @@ def look(points, bad, count, centers, slack, labels, near, bounds, group, some):
         labels[row] = -1 if bad[row] else group.label[i]
         gap = np.float64(group.second[i]) - group.low[i]
         # The norm of the point is no more than the reach and the distance together.
-        low = distance * (1 - slack) + gap - blur * (2.5 * centers.reach**2 + distance / 2)
+        low = (distance + gap) * (1 - slack) - blur * (2.5 * centers.reach**2 + distance / 2)
         bounds[row] = max(low, 0.0)
 
 
