@@ -1205,7 +1205,7 @@ def test_a_hard_step_that_knows_the_last_one_is_the_same_to_the_last_bit(dtype):
     for points, centers, weight in problems_in_motion():
         points, centers = points.to(dtype), centers.to(dtype)
         weight = None if weight is None else weight.to(dtype)
-        known = step.Known(points)
+        known = step.Known()
         for i in range(30):
             found, right = hard_step(points, centers, weight, known)
             for a, b in zip(found, right, strict=True):
@@ -1224,7 +1224,7 @@ def test_a_hard_step_that_knows_the_last_one_is_the_same_to_the_last_bit(dtype):
 @pytest.mark.parametrize(("d", "k"), [(50, 12), (3, 200), (1, 600)])
 def test_bounds_hold_for_every_other_center(dtype, d, k):
     points, centers = normal(500, d, dtype=dtype), normal(k, d, seed=1, dtype=dtype)
-    known = step.Known(points)
+    known = step.Known()
     for i in range(20):
         hard_step(points, centers, None, known)
         gaps = points.double().unsqueeze(1) - centers.double()
@@ -1244,7 +1244,7 @@ def test_a_center_that_comes_straight_in_is_seen_by_a_hair(d):
         start[0, 0], start[1, 0] = -1e-3, 1.0 + 0.001 * i
         end = start.clone()
         end[1, 0] = 1e-3 * (1 - 2e-5)
-        known = step.Known(points)
+        known = step.Known()
         for centers in (start, end):
             found, right = hard_step(points, centers, None, known)
             assert torch.equal(found[2], right[2])
@@ -1253,7 +1253,7 @@ def test_a_center_that_comes_straight_in_is_seen_by_a_hair(d):
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 3e-22), (torch.float64, 1e-158)])
 def test_nothing_is_known_of_distances_that_underflow(dtype, scale):
     points, centers = scale * normal(200, 9), scale * normal(70, 9, seed=1)
-    points, known = points.to(dtype), step.Known(points.to(dtype))
+    points, known = points.to(dtype), step.Known()
     for i in range(12):
         found, right = hard_step(points, centers.to(dtype), None, known)
         for a, b in zip(found, right, strict=True):
@@ -1263,7 +1263,7 @@ def test_nothing_is_known_of_distances_that_underflow(dtype, scale):
 
 def test_a_point_far_within_its_cluster_is_compared_with_one_center_only():
     points = torch.cat([normal(100, 600), normal(100, 600) + 100])
-    centers, known = points[[0, 100]], step.Known(points)
+    centers, known = points[[0, 100]], step.Known()
     hard_step(points, centers, None, known)
     wrong = 1 - known.labels
     known.labels[:], known.bounds[:] = wrong, 1e9  # what no comparison would find
@@ -1278,11 +1278,11 @@ def test_a_point_far_within_its_cluster_is_compared_with_one_center_only():
 def test_points_left_to_the_formula_are_looked_at_in_each_step():
     points, centers = normal(50, 400), normal(3, 400, seed=1)
     points[7] = 1e200
-    known = step.Known(points)
+    known = step.Known()
     for _ in range(3):
         with entmeans.use_implementation("numba"):
             mass, moment, _ = kernels.run(step.hard_statistics, points, centers, None, known)
-        right = step.hard_statistics(points, centers, None, step.Known(points))
+        right = step.hard_statistics(points, centers, None, step.Known())
         assert_close(mass, right[0], rtol=0, atol=0)
         assert_close(moment, right[1])
         centers = centers + 1e-4

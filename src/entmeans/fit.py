@@ -161,7 +161,7 @@ def anneal(
             )
         return max(final_temperature, temperature * multiple if multiple else 0.0)
 
-    known, history = step.Known(points), list[Step]()
+    known, history = step.Known(), list[Step]()
     stop_reason = StopReason.MAX_ITER
     for i in range(max_iter):
         t = at(i)
@@ -272,7 +272,7 @@ def relocate(points: Tensor, centers: Tensor, empty: Tensor, weight: Tensor | No
 
 def _mean_variance(points: Tensor, weight: Tensor | None) -> float:
     """The mean variance of the features, which makes tol free of scale."""
-    known = step.Known(points)
+    known = step.Known()
     mean, _ = _step(points, points[:1], points[:1], weight, 0.0, HARD, known)
     _, about = _step(points, mean, mean, weight, 0.0, HARD, known)
     return about.inertia / about.mass / points.shape[1]

@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from .inputs import ones, wide, widest
+from .inputs import ones, wide
 from .mappings import Hard, Mapping, get_mapping, probabilities
 
 CHUNK_ELEMENTS = 2**18
@@ -236,19 +236,17 @@ def statistics(
 
 
 class Known:
-    """What a hard step leaves for the next one, on the same points, for each point.
+    """What a hard step leaves for the next one, on the same points; nothing before the first.
 
-    The label, -1 where none is known, the squared distance to that center, and a lower bound of
-    that to any other one, all for the centers of that step.  From how far these have
+    For each point the label, -1 where none is known, the squared distance to that center, and a
+    lower bound of that to any other one, all for the centers of that step.  From how far these have
     moved since, a kernel may see that the label is what it was (Hamerly, 2010).
     """
 
-    def __init__(self, points: Tensor) -> None:
-        n = len(points)
-        self.labels = points.new_full((n,), -1, dtype=torch.int32)
-        self.near = points.new_zeros(n)
-        self.bounds = points.new_zeros(n, dtype=widest(points.device))
-        self.centers: Tensor | None = None
+    centers: Tensor | None = None
+    labels: Tensor
+    near: Tensor
+    bounds: Tensor
 
 
 def hard_statistics(

@@ -222,6 +222,9 @@ def hard_statistics(
     p = Problem(points, centers)
     w, (ends, mass, moment) = p.weights(weight), p.sums()
     inertia = np.zeros((len(ends), 1))
+    if known.centers is None:
+        known.labels = torch.full((p.n,), -1, dtype=torch.int32)
+        known.near, known.bounds = points.new_zeros(p.n), points.new_zeros(p.n, dtype=torch.float64)
     before = p.centers.raw if known.centers is None else flat(known.centers)
     given = w, before, *map(flat, (known.labels, known.near, known.bounds))
     bad = p.run(p.kernels.hard_rows, ends, given, mass, moment, inertia)
