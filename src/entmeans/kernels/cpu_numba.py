@@ -255,14 +255,14 @@ def hard_rows(
     some, lanes = new_some(points, d), len(group.low)
     scattered = 8 * k * width > AT_HAND
     block = max(BLOCK * lanes, 4 * k if scattered else 0)
-    order, ends = np.empty(block, np.int64), np.empty(k + 1, np.int64)
+    there, sorted_ = np.empty(block, np.int64), np.empty(block, np.int64)
+    order, ends = sorted_ if scattered else there, np.empty(k + 1, np.int64)
     for start in range(first, last, block):
         end = min(start + block, last)
         follow(points, bad, start, end, centers, moves, others, labels, near, bounds, group, some)
+        count = present(bad, start, end, weight, near, there, inertia)
         if scattered:
-            count = by_center(bad, start, end, weight, labels, near, ends, order, inertia)
-        else:
-            count = present(bad, start, end, weight, near, order, inertia)
+            by_center(there, count, labels, ends, sorted_)
         for c in range(count):
             i = order[c]
             j, w = labels[i], np.float64(weight[i])
@@ -337,33 +337,30 @@ def look(points, bad, count, centers, slack, labels, near, bounds, group, some):
 
 
 @plain
-def present(bad, first, last, weight, near, order, inertia):
+def present(bad, first, last, weight, near, there, inertia):
     """The rows that count, and how many; what they add to the inertia."""
     count = 0
     for i in range(first, last):
         if weight[i] != 0 and not bad[i]:
             inertia[0] += np.float64(weight[i]) * near[i]
-            order[count] = i
+            there[count] = i
             count += 1
     return count
 
 
 @plain
-def by_center(bad, first, last, weight, labels, near, ends, order, inertia):
-    """`present`, those of a center one after the other."""
+def by_center(there, count, labels, ends, out):
+    """Rows sorted by their centers, whose sums so stay at hand; else as they come."""
     for j in range(len(ends)):
         ends[j] = 0
-    for i in range(first, last):
-        if weight[i] != 0 and not bad[i]:
-            inertia[0] += np.float64(weight[i]) * near[i]
-            ends[labels[i] + 1] += 1
+    for c in range(count):
+        ends[labels[there[c]] + 1] += 1
     for j in range(1, len(ends)):
         ends[j] += ends[j - 1]
-    for i in range(first, last):
-        if weight[i] != 0 and not bad[i]:
-            order[ends[labels[i]]] = i
-            ends[labels[i]] += 1
-    return ends[-1]
+    for c in range(count):
+        j = labels[there[c]]
+        out[ends[j]] = there[c]
+        ends[j] += 1
 
 
 @jit
