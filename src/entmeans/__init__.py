@@ -7,6 +7,7 @@ update, the same trajectory.  Start with `EntMeans` (scikit-learn) or `anneal` a
 
 from typing import TYPE_CHECKING, Any
 
+from . import nn
 from .fit import FitResult, Step, StopReason, anneal, reference_temperature
 from .functional import (
     Nearest,
@@ -61,6 +62,7 @@ __all__ = [
     "is_fixed_point",
     "kmeans_plusplus",
     "nearest",
+    "nn",
     "random_centers",
     "reference_temperature",
     "responsibilities",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import operators
-from .inputs import check_temperature, computed_in, same_kind, weights
+from .inputs import check_scalar, check_temperature, computed_in, same_kind, weights
 from .kernels import implementation
 from .mappings import HARD, MAPPINGS, Mapping, get_mapping
 from .operators import differentiated, probabilities, serving
@@ -334,9 +334,16 @@ def _reduced(terms: Tensor, sum_: Tensor, weight: Tensor | None, reduction: str)
 
 
 def _limit(points: Tensor, mapping: str | Mapping, temperature: float | Tensor) -> Mapping:
-    """The mapping to compute with: at T = 0 each is the hard one."""
+    """The mapping to compute with: at T = 0 each is the hard one.
+
+    What a tensor holds is for the operator to see: it may be on another device, traced, or one of a
+    batch.
+    """
     rule = get_mapping(mapping)
     _check_served(points, rule)
+    if isinstance(temperature, Tensor):
+        check_scalar(temperature)
+        return rule
     return HARD if check_temperature(temperature) == 0 else rule
 
 

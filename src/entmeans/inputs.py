@@ -83,16 +83,19 @@ def checked_weights(sample_weight: Tensor | None, points: Tensor) -> Tensor | No
 
 def ones(weight: Tensor | None, points: Tensor) -> Tensor:
     """The weights, written out where there are none."""
-    return points.new_ones(len(points)) if weight is None else weight
+    return points.new_ones(points.shape[0]) if weight is None else weight
+
+
+def check_scalar(value: Tensor, name: str = "temperature") -> None:
+    """Reject a tensor of more than one number, or of none."""
+    if value.ndim:
+        raise TypeError(f"{name} must be one number, got a tensor of shape {tuple(value.shape)}.")
 
 
 def check_temperature(value: Any, name: str = "temperature") -> float:
     """The number, if it is a temperature."""
     if isinstance(value, Tensor):
-        if value.ndim:
-            raise TypeError(
-                f"{name} must be one number, got a tensor of shape {tuple(value.shape)}."
-            )
+        check_scalar(value, name)
         value = value.detach().item()
     if not isinstance(value, Real):
         raise TypeError(f"{name} must be one number, got {value!r}.")

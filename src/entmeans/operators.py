@@ -89,17 +89,12 @@ class _Differentiated(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
         """J v from the formula, as the derivative of J' u by u along v."""
-        arguments = list(ctx.arguments)
+        arguments = _of_tensors(lambda *a: a, ctx.arguments, ctx.tensors, *ctx.saved_tensors)
         every: list[Tensor] = []
-        for i, value in zip(ctx.tensors, ctx.saved_tensors, strict=True):
-            arguments[i] = value
         along = [i for i, t in enumerate(tangents) if t is not None]
 
         def formula(*values: Tensor) -> tuple[Tensor, ...]:
-            given = list(arguments)
-            for i, value in zip(along, values, strict=True):
-                given[i] = value
-            found = FORMULAS[ctx.op](*given)
+            found = _of_tensors(FORMULAS[ctx.op], arguments, along, *values)
             every[:] = (found,) if isinstance(found, Tensor) else found
             return tuple(every[k] for k in MOVING[ctx.op])
 
@@ -199,21 +194,22 @@ def probabilities(scores: Tensor, mapping: Mapping) -> Tensor:
     return Differentiable.apply(scores, mapping, run, pull)  # type: ignore[no-untyped-call]
 
 
+# A length is an int, to which tracing would pin the size of a batch; a shape may hold a symbol.
 @squared_distances.register_fake
 @responsibilities.register_fake
 def _(points: Tensor, centers: Tensor, *_: Any) -> Tensor:
-    return points.new_empty(len(points), len(centers))
+    return points.new_empty(points.shape[0], centers.shape[0])
 
 
 @nearest.register_fake
 def _(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    near = points.new_empty(len(points))
-    return near.new_empty(len(points), dtype=torch.int64), near, torch.empty_like(near)
+    near = points.new_empty(points.shape[0])
+    return near.new_empty(points.shape[0], dtype=torch.int64), near, torch.empty_like(near)
 
 
 @free_energy.register_fake
 def _(points: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return points.new_empty(len(points)), points.new_empty((), dtype=widest(points.device))
+    return points.new_empty(points.shape[0]), points.new_empty((), dtype=widest(points.device))
 
 
 @statistics.register_fake
@@ -227,29 +223,52 @@ def _(points: Tensor, centers: Tensor, *_: Any) -> tuple[Tensor, ...]:
 def _(
     points: Tensor, centers: Tensor, weight: Tensor | None, temperature: Tensor, *_: Any
 ) -> tuple[Tensor, ...]:
-    to_weight = points.new_empty(len(points))
+    to_weight = points.new_empty(points.shape[0])
     to_points, to_centers = (t.new_empty(t.shape) for t in (points, centers))
     return to_points, to_centers, to_weight, torch.empty_like(temperature)
 
 
 def statistics_pulled_back(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`statistics_vjp`, by formulas that can be differentiated again where that is asked for."""
-    mapping = arguments[4]
-    if torch.is_grad_enabled() or isinstance(mapping, Mapping):
+    """`statistics_vjp`, to be differentiated again where that is asked for."""
+    if isinstance(arguments[4], Mapping):
         return step.statistics_vjp(*arguments)
-    return statistics_vjp(*arguments)
+    pull = differentiated(statistics_vjp) if torch.is_grad_enabled() else statistics_vjp
+    return pull(*arguments)
+
+
+def statistics_vjp_backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    """From the formula, which autograd differentiates as often as asked for."""
+    formula = partial(_of_tensors, step.statistics_vjp, ctx.arguments, ctx.tensors)
+    found = iter(torch.func.vjp(formula, *ctx.saved_tensors)[1](gradients))
+    return tuple(next(found) if i in ctx.tensors else None for i in range(len(ctx.arguments)))
+
+
+def _of_tensors(
+    formula: Callable[..., Any], arguments: list[Any], places: list[int], *tensors: Tensor
+) -> Any:
+    """The formula of its arguments, with the tensors in their places."""
+    given = list(arguments)
+    for i, value in zip(places, tensors, strict=True):
+        given[i] = value
+    return formula(*given)
 
 
 def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     *tensors, ctx.mapping = inputs
-    ctx.save_for_backward(*tensors)
+    # vmap does not know what to do with a None among them.
+    ctx.save_for_backward(*(t for t in tensors if t is not None))
     ctx.set_materialize_grads(False)
+
+
+def saved_inputs(ctx: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    points, centers, *weight, temperature = ctx.saved_tensors
+    return points, centers, weight[0] if weight else None, temperature
 
 
 def free_energy_backward(
     ctx: Any, to_terms: Tensor | None, to_sum: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    points, centers, weight, temperature = ctx.saved_tensors
+    points, centers, weight, temperature = saved_inputs(ctx)
     if to_terms is None and to_sum is None:
         return None, None, None, None, None
     given = weight
@@ -269,7 +288,7 @@ def free_energy_backward(
 def statistics_backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
     if all(g is None for g in gradients[:4]):
         return None, None, None, None, None
-    points, centers, weight, temperature = ctx.saved_tensors
+    points, centers, weight, temperature = saved_inputs(ctx)
     k, d = centers.shape
     like = wide(centers[:0])
     *through, energies = gradients[:4]
@@ -365,6 +384,9 @@ SAVE: dict[Any, Callable[..., None]] = {
     nearest: save_nearest,
     free_energy: save_inputs,
     statistics: save_inputs,
+    statistics_vjp: lambda ctx, inputs, output: ctx.save_for_backward(
+        *(a for a in inputs if isinstance(a, Tensor))
+    ),
 }
 """What an operator keeps for its backward pass."""
 
@@ -374,6 +396,7 @@ BACKWARD: dict[Any, Callable[..., tuple[Tensor | None, ...]]] = {
     nearest: nearest_backward,
     free_energy: free_energy_backward,
     statistics: statistics_backward,
+    statistics_vjp: statistics_vjp_backward,
 }
 
 MOVING: dict[Any, tuple[int, ...]] = {
@@ -382,11 +405,13 @@ MOVING: dict[Any, tuple[int, ...]] = {
     nearest: (1, 2),
     free_energy: (0, 1),
     statistics: (0, 1, 2, 3),
+    statistics_vjp: (0, 1, 2, 3),
 }
 """Which of the outputs have derivatives."""
 
 for _op, _backward in BACKWARD.items():
-    _op.register_autograd(_backward, setup_context=SAVE[_op])
+    if _op is not statistics_vjp:  # differentiated again, it is never traced
+        _op.register_autograd(_backward, setup_context=SAVE[_op])
 for _op in FORMULAS:
     if _op is not map_scores:
         _op.register_vmap(batched(_op))

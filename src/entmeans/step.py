@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from .inputs import ones, wide
+from .inputs import check_temperature, ones, wide
 from .mappings import Hard, Mapping, get_mapping, probabilities
 
 CHUNK_ELEMENTS = 2**18
@@ -380,7 +380,7 @@ def statistics_vjp(
 
 def rule_at(mapping: str | Mapping, temperature: Tensor) -> Mapping:
     """The mapping to compute with: at T = 0 each is the hard one."""
-    return get_mapping("hard" if temperature == 0 else mapping)
+    return get_mapping("hard" if check_temperature(temperature) == 0 else mapping)
 
 
 def rows(values: Tensor, centers: Tensor) -> Iterator[Tensor]:
@@ -442,7 +442,7 @@ def weighted_sum(terms: Tensor, weight: Tensor | None) -> Tensor:
 
 def total(weight: Tensor | None, points: Tensor) -> Tensor | int:
     """The sum of the weights."""
-    return len(points) if weight is None else weighted_sum(weight, None)
+    return points.shape[0] if weight is None else weighted_sum(weight, None)
 
 
 def reduce(terms: Tensor, weight: Tensor | None, reduction: str) -> Tensor:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import operators, step
+from ..inputs import check_temperature
 from ..mappings import get_mapping
 from .threads import parts, share_out
 
@@ -149,7 +150,7 @@ def squared_distances(points: Tensor, centers: Tensor) -> Tensor:
 
 
 def responsibilities(points: Tensor, centers: Tensor, temperature: Tensor, mapping: str) -> Tensor:
-    p = Problem(points, centers, temperature.item(), mapping)
+    p = Problem(points, centers, check_temperature(temperature), mapping)
     out = points.new_empty(p.n, p.k)
     bad = p.run(p.kernels.share_rows, p.parts(), (p.kind, p.temperature, flat(out)))
     if bad is not None:
@@ -171,7 +172,7 @@ def nearest(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def free_energy(
     points: Tensor, centers: Tensor, weight: Tensor | None, temperature: Tensor, mapping: str
 ) -> tuple[Tensor, Tensor]:
-    p = Problem(points, centers, temperature.item(), mapping)
+    p = Problem(points, centers, check_temperature(temperature), mapping)
     w, ends, terms = p.weights(weight), p.parts(), points.new_empty(p.n)
     sums = np.zeros((len(ends), 1))
     given = w, p.kind, p.temperature, flat(terms)
@@ -187,7 +188,7 @@ def free_energy(
 def statistics(
     points: Tensor, centers: Tensor, weight: Tensor | None, temperature: Tensor, mapping: str
 ) -> tuple[Tensor, ...]:
-    p = Problem(points, centers, temperature.item(), mapping)
+    p = Problem(points, centers, check_temperature(temperature), mapping)
     w, (ends, mass, moment) = p.weights(weight), p.sums()
     n = len(ends)
     distortion, cost, totals = np.zeros((n, p.k)), np.zeros((n, p.k)), np.zeros((n, 4))
@@ -248,7 +249,7 @@ def statistics_vjp(
     to_distortion: Tensor | None,
     to_energies: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    p = Problem(points, centers, temperature.item(), mapping)
+    p = Problem(points, centers, check_temperature(temperature), mapping)
     by_distortion, cotangent, through = np.zeros(p.high, p.dtype), p.centers, False
     if to_mass is not None and to_moment is not None and to_distortion is not None:
         through = True

@@ -1,0 +1,673 @@
+"""Clustering as part of a network: layers, a temperature scheduler, and an optimizer for centers.
+
+Thin shells over the functions; what a layer knows is its centers and its temperature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .fit import reference_temperature, relocate
+from .functional import free_energy, nearest, responsibilities, squared_distances, statistics
+from .inputs import check_count, check_temperature, computed_in, wide
+from .mappings import Mapping, get_mapping
+from .operators import probabilities
+from .schedules import Schedule, get_schedule
+from .seeding import kmeans_plusplus
+from .step import positive, total
+
+ALL_MASS = 0.99
+"""One center with this share of the mass, of several, has taken everything."""
+
+NO_SPREAD = 1e-3
+"""Points spread by less than this, in temperatures or in their squared norm, are one point."""
+
+
+class CollapseWarning(UserWarning):
+    """The clusters, or the points themselves, have become one."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How the centers of a layer share the points.
+
+    Attributes
+    ----------
+    mass : Tensor, shape (K,)
+        sum_i p_ij.
+    perplexity : float
+        exp of the Shannon entropy of the shares of the mass: how many centers are in use, from 1
+        to K.
+    spread : float
+        The mean squared distance of the points to their mean.
+    warning : CollapseWarning or None
+        What is wrong, where one center has 99 % of the mass, or the spread of the points is below
+        a thousandth of the temperature or of their mean squared norm; for ``warnings.warn``.
+    """
+
+    mass: Tensor
+    perplexity: float
+    spread: float
+    warning: CollapseWarning | None
+
+
+class SoftKMeans(nn.Module):
+    """Soft K-means as a layer: the responsibilities of K centers, and the free energy as a loss.
+
+    Parameters
+    ----------
+    n_clusters : int
+        K.
+    n_features : int
+        D.
+    temperature : float
+        T, in units of squared distance, from 0 (exact K-means) to infinity.
+        `reference_temperature` of the data and the centers is a scale to start from.  To change
+        it, assign to it, or use a `TemperatureScheduler`.
+    mapping : {"entmax15", "softmax", "sparsemax", "hard"} or Mapping
+    learn_temperature : bool
+        Make log T a parameter.  The free energy alone always drives it up, as its derivative by T
+        is minus the entropy: let T learn from a loss on the responsibilities.
+    centers_from_data : bool
+        Draw the centers by `reset_centers` from the first batch that is seen in training mode.
+        Until then they are NaN.  Before compiling, run one batch.
+    device, dtype
+        Of the centers, as in torch's own layers.
+
+    Attributes
+    ----------
+    centers : Parameter, shape (K, D)
+        Drawn from a normal distribution until data set them.
+    temperature : Tensor, scalar
+
+    Notes
+    -----
+    float16 and bfloat16 are computed in float32.  Results have the dtype to which points and
+    centers promote, so a layer in bfloat16 hands on bfloat16, and one under autocast float32.
+
+    Examples
+    --------
+    >>> import torch, entmeans
+    >>> layer = entmeans.nn.SoftKMeans(n_clusters=3, n_features=2)
+    >>> points = torch.randn(8, 5, 2)
+    >>> layer.reset_centers(points)
+    >>> layer(points).shape, layer.loss(points).shape, layer.predict(points).shape
+    (torch.Size([8, 5, 3]), torch.Size([]), torch.Size([8, 5]))
+    """
+
+    fixed_temperature: Tensor
+
+    def __init__(
+        self,
+        n_clusters: int,
+        n_features: int,
+        *,
+        temperature: float = 1.0,
+        mapping: str | Mapping = "entmax15",
+        learn_temperature: bool = False,
+        centers_from_data: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_count(n_clusters, "n_clusters")
+        check_count(n_features, "n_features")
+        get_mapping(mapping)
+        number = check_temperature(temperature)
+        if learn_temperature and not 0 < number < math.inf:
+            raise ValueError(
+                f"a learned temperature must start between 0 and infinity, got {number}."
+            )
+        self.n_clusters, self.n_features, self.mapping = n_clusters, n_features, mapping
+        self.learn_temperature, self.centers_from_data = learn_temperature, centers_from_data
+        kind: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.centers = nn.Parameter(torch.empty(n_clusters, n_features, **kind))
+        if learn_temperature:
+            self.log_temperature = nn.Parameter(torch.tensor(math.log(number), **kind))
+        else:
+            kind["dtype"] = dtype or torch.get_default_dtype()
+            self.register_buffer("fixed_temperature", torch.tensor(number, **kind))
+        self.mass: Tensor | None = None
+        """While a `CenterSGD` moves the centers: their mass in the losses since its last step."""
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the centers from a normal distribution; NaN where data are to set them."""
+        if self.centers_from_data:
+            nn.init.constant_(self.centers, math.nan)
+        else:
+            nn.init.normal_(self.centers)
+        self._waiting = self.centers_from_data
+
+    @property
+    def temperature(self) -> Tensor:
+        if self.learn_temperature:
+            return positive(self.log_temperature.exp(), self.log_temperature)
+        return self.fixed_temperature
+
+    @temperature.setter
+    def temperature(self, value: float | Tensor) -> None:
+        number = check_temperature(value)
+        with torch.no_grad():
+            if not self.learn_temperature:
+                self.fixed_temperature.fill_(number)
+            elif 0 < number < math.inf:
+                self.log_temperature.fill_(math.log(number))
+            else:
+                raise ValueError(
+                    f"a learned temperature must lie between 0 and infinity, got {number}."
+                )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Responsibilities (..., K) of points (..., D)."""
+        p = responsibilities(self._points(x), self.centers, self.temperature, self.mapping)
+        return self._like(x, p)
+
+    def loss(
+        self, x: Tensor, reduction: str = "mean", sample_weight: Tensor | None = None
+    ) -> Tensor:
+        """The free energy of points (..., D): `entmeans.free_energy`.
+
+        Parameters
+        ----------
+        x : Tensor, shape (..., D)
+        reduction : {"mean", "sum", "none"}
+            Of shards of different sizes, as in `DistributedDataParallel`, only sums add up to what
+            one process gets; the mean of an empty one is NaN.
+        sample_weight : Tensor, shape (...), optional
+            Weights >= 0, such as 0 for padding.
+        """
+        points = self._points(x)
+        weight = None if sample_weight is None else sample_weight.reshape(-1)
+        at = points, self.centers, self.temperature, self.mapping, weight
+        if self.mass is None or not torch.is_grad_enabled():
+            energy = free_energy(*at, reduction)
+            return energy.reshape(x.shape[:-1]) if reduction == "none" else energy
+        if reduction not in ("mean", "sum"):
+            raise ValueError(
+                f'reduction={reduction!r} hides from CenterSGD how terms add up: use "mean" or '
+                '"sum".'
+            )
+        found = statistics(*at)
+        scale = 1 / total(weight, points) if reduction == "mean" else 1
+        self.mass = self.mass + found.mass.detach() * scale
+        return (found.free_energy * scale).to(computed_in(points.dtype))
+
+    def quantize(self, x: Tensor, hard: bool = False) -> Tensor:
+        """Each point (..., D) replaced by the mean of the centers under its responsibilities.
+
+        Parameters
+        ----------
+        x : Tensor, shape (..., D)
+        hard : bool
+            Its nearest center instead, at any temperature.  The gradient to that center is exact;
+            the one to the point is straight-through: as if the point had been left as it is.
+        """
+        if not hard:
+            return (self(x) @ self.centers).to(self._dtype(x))
+        points = self._points(x)
+        chosen = self.centers[nearest(points, self.centers).labels]
+        return self._like(x, chosen + (points - points.detach()))
+
+    def predict(self, x: Tensor) -> Tensor:
+        """The index of the nearest center of each point (..., D): int64, of shape (...)."""
+        with torch.no_grad():
+            labels = nearest(self._points(x), self.centers).labels
+        return labels.reshape(x.shape[:-1])
+
+    @torch.no_grad()
+    def reset_centers(
+        self,
+        x: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Draw the centers from points (..., D) by `kmeans_plusplus`.
+
+        Where `torch.distributed` is initialized, every process of the group (default: all) must
+        call this: centers are drawn from the points of all, by the generator of the first.
+        """
+        points = self._finite(gathered(self._flat(x), process_group))
+        centers = kmeans_plusplus(points, self.n_clusters, generator=generator)
+        self.centers.copy_(from_first(centers, process_group))
+        self._waiting = False
+
+    @torch.no_grad()
+    def revive(
+        self,
+        x: Tensor,
+        *optimizers: torch.optim.Optimizer,
+        min_share: float = 0.0,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> Tensor:
+        """Move each center without mass onto the point that is farthest from all centers.
+
+        Parameters
+        ----------
+        x : Tensor, shape (..., D)
+        *optimizers
+            Those that move the centers: what they remember of a moved one (moments, mass) is set
+            to 0.
+        min_share : float
+            Centers with at most this share of the mass count as without; with softmax some of it
+            is nearly everywhere.
+        process_group
+            As in `reset_centers`: of all processes, or of none.
+
+        Returns
+        -------
+        Tensor of int64
+            The indices of the moved centers.
+        """
+        points = self._finite(gathered(self._points(x), process_group))
+        mass = statistics(points, self.centers, self.temperature, self.mapping).mass
+        dead = mass <= min_share * mass.sum()
+        moved = relocate(points, self.centers.to(points), dead, None)
+        self.centers.copy_(from_first(moved.to(self.centers.dtype), process_group))
+        for optimizer in optimizers:
+            for value in optimizer.state.get(self.centers, {}).values():
+                if isinstance(value, Tensor) and value.shape[:1] == dead.shape:
+                    value[dead] = 0
+        return dead.nonzero().flatten()
+
+    @torch.no_grad()
+    def usage(self, x: Tensor) -> Usage:
+        """How the centers share points (..., D), and whether something has collapsed.
+
+        A layer remembers no batches: pass the points that you want to know about.
+        """
+        points = self._points(x)
+        found = statistics(points, self.centers, self.temperature, self.mapping)
+        shares = found.mass / found.mass.sum()
+        perplexity = torch.special.entr(shares).sum().exp().item()
+        values = wide(points)
+        spread = (values - values.mean(0)).square().sum(-1).mean().item()
+        norm = values.square().sum(-1).mean().item()
+        warning = None
+        if self.n_clusters > 1 and shares.amax() >= ALL_MASS:
+            warning = (
+                f"Center {int(shares.argmax())} has {shares.amax():.1%} of the mass: revive the "
+                "others, or raise the temperature."
+            )
+        elif spread <= NO_SPREAD * norm or spread <= NO_SPREAD * self.temperature.item() < math.inf:
+            warning = (
+                f"The points have shrunk to one: their spread is {spread:.3g}, at a mean squared "
+                f"norm of {norm:.3g} and a temperature of {self.temperature.item():.3g}. Lower the "
+                "weight of the clustering loss, or add one that keeps points apart."
+            )
+        about = None if warning is None else CollapseWarning(warning)
+        return Usage(found.mass, perplexity, spread, about)
+
+    def extra_repr(self) -> str:
+        temperature = f"{self.temperature.item():.6g}"
+        return (
+            f"n_clusters={self.n_clusters}, n_features={self.n_features}, "
+            f"temperature={temperature}, mapping={self.mapping!r}, "
+            f"learn_temperature={self.learn_temperature}"
+        )
+
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*arguments, **options)
+        self._waiting = self.centers_from_data and bool(self.centers.isnan().all())
+
+    def _points(self, x: Tensor) -> Tensor:
+        """Points (N, D), once there are centers."""
+        if self._waiting:
+            if not self.training or torch.compiler.is_compiling():
+                raise RuntimeError(
+                    "the centers are to be drawn from the first batch in training mode, and there "
+                    "was none: call reset_centers, or run one batch, first."
+                )
+            self.reset_centers(x.detach())
+        return self._flat(x)
+
+    def _flat(self, x: Tensor) -> Tensor:
+        if x.ndim == 0 or x.shape[-1] != self.n_features:
+            raise ValueError(
+                f"x must have shape (..., {self.n_features}), n_features last, got "
+                f"{tuple(x.shape)}."
+            )
+        return x if x.ndim == 2 else x.reshape(-1, self.n_features)
+
+    def _finite(self, points: Tensor) -> Tensor:
+        if not points.isfinite().all():
+            raise ValueError("x holds NaN or infinity: no center can be put there.")
+        return points.to(torch.promote_types(points.dtype, self.centers.dtype))
+
+    def _dtype(self, x: Tensor) -> torch.dtype:
+        return torch.promote_types(x.dtype, self.centers.dtype)
+
+    def _like(self, x: Tensor, values: Tensor) -> Tensor:
+        """Values, one row for each point, in the shape of x."""
+        return values.reshape(*x.shape[:-1], values.shape[-1]).to(self._dtype(x))
+
+
+class RBFNetwork(nn.Module):
+    """A radial-basis-function network: a linear read-out of units around learned centers.
+
+    A Gaussian unit of width sigma has the temperature T = 2 sigma^2.  Normalized, the units are the
+    responsibilities of `SoftKMeans`; else they are exp(-||x - mu_j||^2 / (2 sigma_j^2)).
+
+    Parameters
+    ----------
+    n_features, n_centers, n_outputs : int
+        D, K, M.
+    mapping : {"entmax15", "softmax", "sparsemax"} or Mapping
+        Of normalized units.
+    widths : {"shared", "per_center"}
+        One sigma, or one for each center; learned as logarithms, so always positive.
+    normalized : bool
+        Whether the units of a point sum to 1.
+    device, dtype
+        As in torch's own layers.
+
+    Attributes
+    ----------
+    clusters : SoftKMeans
+        The centers and the (mean) temperature.
+    readout : Linear
+        From units to outputs.
+    widths : Tensor, shape () or (K,)
+        sigma.
+
+    References
+    ----------
+    Broomhead and Lowe, "Multivariable functional interpolation and adaptive networks", Complex
+    Systems 1988; Moody and Darken, "Fast learning in networks of locally-tuned processing units",
+    Neural Computation 1989.
+
+    Examples
+    --------
+    >>> import torch, entmeans
+    >>> network = entmeans.nn.RBFNetwork(n_features=2, n_centers=16, n_outputs=3)
+    >>> points = torch.randn(100, 2)
+    >>> network.reset_centers(points)
+    >>> network(points).shape, network.units(points).shape, network.widths.shape
+    (torch.Size([100, 3]), torch.Size([100, 16]), torch.Size([]))
+    """
+
+    def __init__(
+        self,
+        n_features: int,
+        n_centers: int,
+        n_outputs: int,
+        *,
+        mapping: str | Mapping = "entmax15",
+        widths: str = "shared",
+        normalized: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if widths not in ("shared", "per_center"):
+            raise ValueError(f'widths={widths!r} is unknown: use "shared" or "per_center".')
+        kind: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.normalized = normalized
+        self.clusters = SoftKMeans(
+            n_centers, n_features, temperature=2.0, mapping=mapping, learn_temperature=True, **kind
+        )
+        self.log_ratios: nn.Parameter | None = None
+        """The logarithm of each temperature over the shared one (K,)."""
+        if widths == "per_center":
+            self.log_ratios = nn.Parameter(torch.zeros(n_centers, **kind))
+        self.readout = nn.Linear(n_centers, n_outputs, **kind)
+
+    @property
+    def widths(self) -> Tensor:
+        return (self.temperatures / 2).sqrt()
+
+    @property
+    def temperatures(self) -> Tensor:
+        """2 sigma^2, of shape () or (K,)."""
+        log = self.clusters.log_temperature
+        return positive((log if self.log_ratios is None else log + self.log_ratios).exp(), log)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs (..., M) for points (..., D)."""
+        return self.readout(self.units(x))
+
+    def units(self, x: Tensor) -> Tensor:
+        """The activations (..., K) of the units for points (..., D)."""
+        clusters = self.clusters
+        if self.normalized and self.log_ratios is None:
+            return clusters(x)
+        d = squared_distances(clusters._points(x), clusters.centers)
+        # So far from a center, a unit is 0 in any case; infinity has no derivative.
+        scores = -(d / self.temperatures).clamp_max(torch.finfo(d.dtype).max)
+        values = (
+            probabilities(scores, get_mapping(clusters.mapping))
+            if self.normalized
+            else scores.exp()
+        )
+        return clusters._like(x, values)
+
+    def loss(
+        self, x: Tensor, reduction: str = "mean", sample_weight: Tensor | None = None
+    ) -> Tensor:
+        """The free energy of the centers, for points (..., D), at the shared temperature.
+
+        The widths get no gradient from it: they would grow for ever.  Parameters are those of
+        `SoftKMeans.loss`.
+        """
+        points = self.clusters._points(x)
+        weight = None if sample_weight is None else sample_weight.reshape(-1)
+        at = self.clusters.temperature.detach(), self.clusters.mapping
+        energy = free_energy(points, self.clusters.centers, *at, weight, reduction)
+        return energy.reshape(x.shape[:-1]) if reduction == "none" else energy
+
+    @torch.no_grad()
+    def reset_centers(self, x: Tensor, *, generator: torch.Generator | None = None) -> None:
+        """Draw the centers from points (..., D) and set all widths to `reference_temperature`."""
+        clusters = self.clusters
+        clusters.reset_centers(x, generator=generator)
+        points = clusters._points(x)
+        reference = reference_temperature(points, clusters.centers, clusters.mapping)
+        clusters.temperature = max(reference, torch.finfo(computed_in(points.dtype)).tiny)
+        if self.log_ratios is not None:
+            self.log_ratios.zero_()
+
+    def extra_repr(self) -> str:
+        widths = "shared" if self.log_ratios is None else "per_center"
+        return f"widths={widths!r}, normalized={self.normalized}"
+
+
+class TemperatureScheduler:
+    """Sets the temperature of layers by a schedule, as learning-rate schedulers do for optimizers.
+
+    Step i sets the temperature that the layer had at first, times ``schedule(i)``: no units, so any
+    scale of data.
+
+    Parameters
+    ----------
+    module : Module
+        A `SoftKMeans`, or a network that holds some.
+    schedule : {"geometric", "linear"} or callable
+        From the number of a step to a multiple of the first temperature.
+
+    Examples
+    --------
+    >>> import entmeans
+    >>> layer = entmeans.nn.SoftKMeans(10, 64, temperature=8.0)
+    >>> scheduler = entmeans.nn.TemperatureScheduler(layer, entmeans.Geometric(0.5, steps=3))
+    >>> temperatures = []
+    >>> for epoch in range(4):  # ... train, then
+    ...     scheduler.step()
+    ...     temperatures.append(layer.temperature.item())
+    >>> temperatures
+    [4.0, 2.0, 0.0, 0.0]
+
+    In Lightning: ``LambdaCallback(on_train_epoch_end=scheduler.step)``.
+    """
+
+    def __init__(self, module: nn.Module, schedule: str | Schedule = "geometric") -> None:
+        self.layers = [m for m in module.modules() if isinstance(m, SoftKMeans)]
+        if not self.layers:
+            raise ValueError("module holds no SoftKMeans, whose temperature could be set.")
+        if any(layer.learn_temperature for layer in self.layers):
+            raise ValueError("a temperature is either learned or scheduled: module learns one.")
+        self.schedule = get_schedule(schedule)
+        self.first = [layer.temperature.item() for layer in self.layers]
+        self.n_steps = 0
+        self._set()
+
+    def step(self, *_: object) -> None:
+        """Go on to the next temperature.  Arguments, as callbacks get some, are ignored."""
+        self.n_steps += 1
+        self._set()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of steps and the first temperatures."""
+        return {"n_steps": self.n_steps, "first": list(self.first)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where another scheduler was."""
+        if len(state_dict["first"]) != len(self.layers):
+            raise ValueError(
+                f"the state is of {len(state_dict['first'])} layers, the module has "
+                f"{len(self.layers)}."
+            )
+        self.n_steps, self.first = state_dict["n_steps"], list(state_dict["first"])
+        self._set()
+
+    def _set(self) -> None:
+        multiple = self.schedule(self.n_steps)
+        for layer, first in zip(self.layers, self.first, strict=True):
+            layer.temperature = first * multiple if multiple else 0.0
+
+
+class CenterSGD(torch.optim.Optimizer):
+    """Gradient descent on the centers of a layer with the step that K-means takes.
+
+    mu_j <- mu_j - lr * g_j / (2 mass_j), where g_j is the gradient of ``layer.loss`` (and of
+    whatever else was added to it).  As dF/dmu_j = 2 (mass_j mu_j - moment_j), this is the soft
+    Lloyd step moment_j / mass_j on a full batch, and Lloyd's at T = 0.
+
+    mass_j <- decay * mass_j + (mass of the batch): with ``decay=0`` of each batch by itself; with
+    1 of all so far, the update of mini-batch K-means (Sculley 2010); between, the moving average of
+    learned codebooks (van den Oord et al. 2017).
+
+    Parameters
+    ----------
+    layer : SoftKMeans
+        Its `loss`, in the mean or the sum, must have been called before ``backward``; from then
+        on it counts the mass.
+    lr : float
+        1 is the step of K-means.
+    decay : float
+        Between 0 and 1.
+    process_group : ProcessGroup, optional
+        Where `torch.distributed` is initialized, gradients and masses are averaged over the group
+        (default: all processes) before the step, with or without `DistributedDataParallel`: with
+        ``reduction="sum"`` the step is that of one process with all points.
+
+    References
+    ----------
+    Arredondo, Ucan-Puc and Astengo Noguez, arXiv 2603.04625; Sculley, "Web-scale k-means
+    clustering", WWW 2010; van den Oord, Vinyals and Kavukcuoglu, "Neural discrete representation
+    learning", NeurIPS 2017.
+
+    Examples
+    --------
+    >>> import torch, entmeans
+    >>> points = torch.tensor([[0.0], [1.0], [7.0], [8.0]])
+    >>> layer = entmeans.nn.SoftKMeans(2, 1, temperature=0.0)
+    >>> _ = layer.centers.data.copy_(torch.tensor([[0.0], [7.0]]))
+    >>> optimizer = entmeans.nn.CenterSGD(layer)
+    >>> layer.loss(points).backward()
+    >>> optimizer.step()
+    >>> layer.centers.flatten().tolist()
+    [0.5, 7.5]
+    """
+
+    def __init__(
+        self,
+        layer: SoftKMeans,
+        lr: float = 1.0,
+        *,
+        decay: float = 0.0,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if not isinstance(layer, SoftKMeans):
+            raise TypeError(f"layer must be a SoftKMeans, got {type(layer).__name__}.")
+        if not lr >= 0:
+            raise ValueError(f"lr must be 0 or more, got {lr}.")
+        if not 0 <= decay <= 1:
+            raise ValueError(f"decay must lie between 0 and 1, got {decay}.")
+        super().__init__([layer.centers], {"lr": lr, "decay": decay})
+        self.layer, self.process_group = layer, process_group
+        self._count_from_zero()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move the centers; the losses of the next step are counted anew."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        (group,) = self.param_groups
+        (centers,) = group["params"]
+        batch = self.layer.mass
+        if centers.grad is None:
+            return loss
+        if batch is None or batch.ndim == 0:
+            raise RuntimeError(
+                "the centers have a gradient but no mass: CenterSGD needs layer.loss(x), the free "
+                "energy, among the losses."
+            )
+        gradient = averaged(wide(centers.grad), self.process_group)
+        state = self.state[centers]
+        mass = group["decay"] * state.get("mass", 0.0) + averaged(batch, self.process_group)
+        state["mass"] = mass
+        step = group["lr"] * gradient / (2 * torch.where(mass == 0, 1.0, mass)).unsqueeze(-1)
+        centers.copy_(centers - step)
+        self._count_from_zero()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self._count_from_zero()
+
+    def _count_from_zero(self) -> None:
+        self.layer.mass = torch.zeros(())
+
+
+def n_processes(group: dist.ProcessGroup | None) -> int:
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+
+
+def averaged(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """The mean over the processes of the group."""
+    n = n_processes(group)
+    mean = values / n
+    if n > 1:
+        dist.all_reduce(mean, group=group)
+    return mean
+
+
+def gathered(points: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """The points of all processes of the group, in the order of these."""
+    n = n_processes(group)
+    if n == 1:
+        return points
+    sizes = [torch.empty(1, dtype=torch.int64, device=points.device) for _ in range(n)]
+    dist.all_gather(sizes, torch.tensor([len(points)], device=points.device), group=group)
+    most = int(max(sizes))
+    padded = torch.cat([points, points.new_zeros(most - len(points), points.shape[1])])
+    parts = [torch.empty_like(padded) for _ in range(n)]
+    dist.all_gather(parts, padded, group=group)
+    return torch.cat([part[: int(size)] for part, size in zip(parts, sizes, strict=True)])
+
+
+def from_first(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """The values that the first process of the group has."""
+    if n_processes(group) > 1:
+        dist.broadcast(values, group=group, group_src=0)
+    return values
