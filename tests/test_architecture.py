@@ -22,6 +22,7 @@ ORDER = (
         "functional",
         "limit",
         "seeding",
+        "fixed_point",
         "fit",
     ),
     *("nn", "estimators", "tables", "io", "plots", "paper", "cli"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import nn
 from .fit import FitResult, Step, StopReason, anneal, reference_temperature
+from .fixed_point import FixedPoint, soft_kmeans
 from .functional import (
     Nearest,
     entmax15,
@@ -34,7 +35,7 @@ from .seeding import kmeans_plusplus, random_centers
 from .step import Statistics
 
 if TYPE_CHECKING:
-    from .estimators import EntMeans
+    from .estimators import EntMeans, RBFNetworkClassifier, RBFNetworkRegressor
 
 __version__ = "0.1.0"
 
@@ -43,10 +44,13 @@ __all__ = [
     "Constant",
     "EntMeans",
     "FitResult",
+    "FixedPoint",
     "Geometric",
     "Linear",
     "Mapping",
     "Nearest",
+    "RBFNetworkClassifier",
+    "RBFNetworkRegressor",
     "Statistics",
     "Step",
     "StopReason",
@@ -66,20 +70,23 @@ __all__ = [
     "random_centers",
     "reference_temperature",
     "responsibilities",
+    "soft_kmeans",
     "sparsemax",
     "squared_distances",
     "statistics",
     "use_implementation",
 ]
 
+ESTIMATORS = ("EntMeans", "RBFNetworkClassifier", "RBFNetworkRegressor")
+
 
 def __getattr__(name: str) -> Any:
-    if name == "EntMeans":  # scikit-learn takes longer to import than everything else here
-        from .estimators import EntMeans
+    if name in ESTIMATORS:  # scikit-learn takes longer to import than everything else here
+        from . import estimators
 
-        return EntMeans
+        return getattr(estimators, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*globals(), "EntMeans"]
+    return [*globals(), *ESTIMATORS]

@@ -270,7 +270,7 @@ def chunk_statistics(
     near, gaps, labels = distances(x, c)
     p = shares(gaps, temperature, mapping)  # (n, K)
     wp = weight.unsqueeze(-1) * p
-    mass = wide(wp.sum(0))
+    mass, moment = sums(wp, x, shift)
     margin = margins_of(gaps, labels)
     present = weight > 0
     cost = torch.where(present, weight * margin, 0.0)
@@ -278,7 +278,7 @@ def chunk_statistics(
     terms = free(near, gaps, p, temperature, mapping)
     return Statistics(
         mass=mass,
-        moment=wide(wp.T @ x) + mass.unsqueeze(-1) * wide(shift),
+        moment=moment,
         distortion=wide(wp.T @ near + (wp * gaps).sum(0)),
         free_energy=weighted_sum(terms, weight),
         inertia=weighted_sum(near, weight),
@@ -286,6 +286,12 @@ def chunk_statistics(
         hard_mass=wide(torch.where(hard, weight, 0.0)).sum(),
         smallest_margin=smallest(torch.where(present, margin, math.inf)),
     )
+
+
+def sums(wp: Tensor, x: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Mass (K,) and moment (K, D) from weighted responsibilities (n, K) of points x + shift."""
+    mass = wide(wp.sum(0))
+    return mass, wide(wp.T @ x) + mass.unsqueeze(-1) * wide(shift)
 
 
 def potentials(points: Tensor, candidates: Tensor, near: Tensor, weight: Tensor) -> Tensor:
