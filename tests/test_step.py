@@ -972,3 +972,39 @@ def test_bad_weights_are_named(weight, error, words):
 def test_weights_may_have_any_dtype(dtype):
     weight = torch.tensor([1, 0, 1]).to(dtype)
     assert entmeans.statistics(GOOD, GOOD, 1.0, sample_weight=weight).mass.sum() == pytest.approx(2)
+
+
+VMAPPED = {
+    "squared_distances": lambda x, c, w, t, m: entmeans.squared_distances(x, c),
+    "responsibilities": lambda x, c, w, t, m: entmeans.responsibilities(x, c, t, m),
+    "nearest": lambda x, c, w, t, m: entmeans.nearest(x, c).margins,
+    "free_energy": lambda x, c, w, t, m: entmeans.free_energy(x, c, t, m, w),
+    "free_energy without weights": lambda x, c, w, t, m: entmeans.free_energy(x, c, t, m),
+    "moment": lambda x, c, w, t, m: entmeans.statistics(x, c, t, m, w).moment,
+}
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("name", VMAPPED)
+def test_under_vmap_everything_may_be_batched_and_has_its_gradients(name, mapping):
+    """Temperatures too, and gradients taken within vmap or through it."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = (4, 7, 2), (4, 3, 2), (4, 7), (4,)
+    inputs = [torch.rand(s, dtype=torch.float64, generator=generator) for s in shapes]
+    inputs[-1][0] = 0.0
+
+    def number(*arguments):
+        return VMAPPED[name](*arguments, mapping).square().sum()
+
+    leaves = [v.clone().requires_grad_() for v in inputs]
+    each = torch.stack([number(*item) for item in zip(*leaves, strict=True)])
+    expected = torch.autograd.grad(each.sum(), leaves, allow_unused=True)
+    within = torch.func.vmap(torch.func.grad(number, argnums=(0, 1, 2, 3)))(*inputs)
+    through = [v.clone().requires_grad_() for v in inputs]
+    together = torch.func.vmap(number)(*through)
+    torch.testing.assert_close(together, each)
+    outside = torch.autograd.grad(together.sum(), through, allow_unused=True)
+    for one, two, three in zip(expected, within, outside, strict=True):
+        one = torch.zeros_like(two) if one is None else one
+        torch.testing.assert_close(two, one)
+        torch.testing.assert_close(torch.zeros_like(one) if three is None else three, one)

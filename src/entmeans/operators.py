@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,9 +50,21 @@ def batched(op: Any) -> Callable[..., Any]:
 def operator(formula: Callable[..., Any], schema: str) -> CustomOpDef:
     """The operator of the name of the formula."""
     name = f"entmeans::{formula.__name__.removesuffix('_formula')}"
-    made = torch.library.custom_op(name, formula, mutates_args=(), schema=schema)
-    FORMULAS[made] = formula
+    exact = in_full_precision(formula)
+    made = torch.library.custom_op(name, exact, mutates_args=(), schema=schema)
+    FORMULAS[made] = exact
     return made
+
+
+def in_full_precision(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """The formula, whose matrix products `torch.autocast` would take in half precision."""
+
+    @wraps(formula)
+    def run(*arguments: Any) -> Any:
+        with torch.autocast(arguments[0].device.type, enabled=False):
+            return formula(*arguments)
+
+    return run
 
 
 def built_in(mapping: Mapping) -> bool:
@@ -63,6 +75,11 @@ def built_in(mapping: Mapping) -> bool:
 def serving(op: Any, mapping: Mapping) -> tuple[Callable[..., Any], Any]:
     """What to call and the mapping to call it with: operators know the built-in ones, by name."""
     return (op, mapping.name) if built_in(mapping) else (FORMULAS[op], mapping)
+
+
+def _inputs(ctx: Any) -> tuple[Tensor, ...]:
+    """The tensors among the arguments."""
+    return ctx.saved_tensors[: len(ctx.tensors)]
 
 
 class _Differentiated(torch.autograd.Function):
@@ -80,7 +97,9 @@ class _Differentiated(torch.autograd.Function):
         SAVE[ctx.op](ctx, tuple(arguments), output)
         ctx.arguments = [None if isinstance(a, Tensor) else a for a in arguments]
         ctx.tensors = [i for i, a in enumerate(arguments) if isinstance(a, Tensor)]
-        ctx.save_for_forward(*(arguments[i] for i in ctx.tensors))
+        # vmap takes what is saved for one mode to be saved for the other as well.
+        kept = KEPT[ctx.op](output) if ctx.op in KEPT else ()
+        ctx.save_for_forward(*(arguments[i] for i in ctx.tensors), *kept)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
@@ -89,7 +108,7 @@ class _Differentiated(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
         """J v from the formula, as the derivative of J' u by u along v."""
-        arguments = _of_tensors(lambda *a: a, ctx.arguments, ctx.tensors, *ctx.saved_tensors)
+        arguments = _of_tensors(lambda *a: a, ctx.arguments, ctx.tensors, *_inputs(ctx))
         every: list[Tensor] = []
         along = [i for i, t in enumerate(tangents) if t is not None]
 
@@ -319,7 +338,7 @@ def by_distances(points: Tensor, centers: Tensor, c: Tensor) -> tuple[Tensor, Te
 
 def save_responsibilities(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     *tensors, ctx.mapping = inputs
-    ctx.save_for_backward(*tensors, output)
+    ctx.save_for_backward(*tensors, *KEPT[responsibilities](output))
     ctx.set_materialize_grads(False)
 
 
@@ -335,14 +354,15 @@ def responsibilities_backward(
     to_temperature = None
     if ctx.needs_input_grad[-2]:
         d = differentiated(squared_distances)(points, centers)
-        slope = -drift * d / temperature
+        # The drifts of a row sum to 0; without what its distances share, ties cannot overflow.
+        slope = -drift * (d - d.detach().amin(-1, keepdim=True)) / temperature
         turns = torch.where(drift == 0, 0.0, slope).sum(-1)
         to_temperature = step.weighted_sum(turns, None).to(temperature.dtype)
     return *by_distances(points, centers, drift), to_temperature, None
 
 
 def save_nearest(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs, output[0])
+    ctx.save_for_backward(*inputs, *KEPT[nearest](output))
     ctx.mark_non_differentiable(output[0])
     ctx.set_materialize_grads(False)
 
@@ -377,6 +397,12 @@ def _seconds(points: Tensor, centers: Tensor, labels: Tensor) -> Tensor:
     chunks = map(second, step.rows(points, centers), step.rows(labels, centers))
     return step.joined(chunks, len(points))[0]
 
+
+KEPT: dict[Any, Callable[..., tuple[Tensor, ...]]] = {
+    responsibilities: lambda output: (output,),
+    nearest: lambda output: (output[0],),
+}
+"""What of its output an operator keeps, after its inputs."""
 
 SAVE: dict[Any, Callable[..., None]] = {
     squared_distances: lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
