@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .fit import reference_temperature, relocate
 from .functional import free_energy, nearest, responsibilities, squared_distances, statistics
-from .inputs import check_count, check_temperature, computed_in, wide
+from .inputs import check_count, check_temperature, computed_in, same_kind, wide
 from .mappings import Mapping, get_mapping
 from .operators import probabilities
 from .schedules import Schedule, get_schedule
@@ -135,7 +135,7 @@ class SoftKMeans(nn.Module):
             kind["dtype"] = dtype or torch.get_default_dtype()
             self.register_buffer("fixed_temperature", torch.tensor(number, **kind))
         self.mass: Tensor | None = None
-        """While a `CenterSGD` moves the centers: their mass in the losses since its last step."""
+        """Where a `CenterSGD` moves the centers: zeros (K,) whose gradient is their mass."""
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -149,7 +149,7 @@ class SoftKMeans(nn.Module):
     @property
     def temperature(self) -> Tensor:
         if self.learn_temperature:
-            return positive(self.log_temperature.exp(), self.log_temperature)
+            return exponential(self.log_temperature)
         return self.fixed_temperature
 
     @temperature.setter
@@ -182,10 +182,9 @@ class SoftKMeans(nn.Module):
             Of shards of different sizes, as in `DistributedDataParallel`, only sums add up to what
             one process gets; the mean of an empty one is NaN.
         sample_weight : Tensor, shape (...), optional
-            Weights >= 0, such as 0 for padding.
+            Weights >= 0, such as 0 for padding, which may hold anything.
         """
-        points = self._points(x)
-        weight = None if sample_weight is None else sample_weight.reshape(-1)
+        points, weight = self._weighted(x, sample_weight)
         at = points, self.centers, self.temperature, self.mapping, weight
         if self.mass is None or not torch.is_grad_enabled():
             energy = free_energy(*at, reduction)
@@ -196,9 +195,12 @@ class SoftKMeans(nn.Module):
                 '"sum".'
             )
         found = statistics(*at)
-        scale = 1 / total(weight, points) if reduction == "mean" else 1
-        self.mass = self.mass + found.mass.detach() * scale
-        return (found.free_energy * scale).to(computed_in(points.dtype))
+        # The sum with the mass is 0.  Its gradient is not, and goes the way of all others: through
+        # factors of the loss, accumulation, scaling, and zero_grad.
+        energy = found.free_energy + found.mass.detach() @ self.mass.to(found.mass)
+        if reduction == "mean":
+            energy = energy / total(weight, points)
+        return energy.to(computed_in(self._dtype(points)))
 
     def quantize(self, x: Tensor, hard: bool = False) -> Tensor:
         """Each point (..., D) replaced by the mean of the centers under its responsibilities.
@@ -210,11 +212,13 @@ class SoftKMeans(nn.Module):
             Its nearest center instead, at any temperature.  The gradient to that center is exact;
             the one to the point is straight-through: as if the point had been left as it is.
         """
-        if not hard:
-            return (self(x) @ self.centers).to(self._dtype(x))
-        points = self._points(x)
-        chosen = self.centers[nearest(points, self.centers).labels]
-        return self._like(x, chosen + (points - points.detach()))
+        points, centers = same_kind(self._points(x), self.centers)
+        if hard:
+            chosen = centers[nearest(points, centers).labels]
+            return self._like(x, chosen + (points - points.detach()))
+        p = responsibilities(points, centers, self.temperature, self.mapping)
+        with torch.autocast(x.device.type, enabled=False):
+            return self._like(x, p @ centers)
 
     def predict(self, x: Tensor) -> Tensor:
         """The index of the nearest center of each point (..., D): int64, of shape (...)."""
@@ -273,9 +277,10 @@ class SoftKMeans(nn.Module):
         moved = relocate(points, self.centers.to(points), dead, None)
         self.centers.copy_(from_first(moved.to(self.centers.dtype), process_group))
         for optimizer in optimizers:
-            for value in optimizer.state.get(self.centers, {}).values():
-                if isinstance(value, Tensor) and value.shape[:1] == dead.shape:
-                    value[dead] = 0
+            for key in [self.centers] if self.mass is None else [self.centers, self.mass]:
+                for value in optimizer.state.get(key, {}).values():
+                    if isinstance(value, Tensor) and value.shape[:1] == dead.shape:
+                        value[dead] = 0
         return dead.nonzero().flatten()
 
     @torch.no_grad()
@@ -307,10 +312,11 @@ class SoftKMeans(nn.Module):
         return Usage(found.mass, perplexity, spread, about)
 
     def extra_repr(self) -> str:
-        temperature = f"{self.temperature.item():.6g}"
+        known = not self.centers.is_meta
+        temperature = f"temperature={self.temperature.item():.6g}, " if known else ""
         return (
             f"n_clusters={self.n_clusters}, n_features={self.n_features}, "
-            f"temperature={temperature}, mapping={self.mapping!r}, "
+            f"{temperature}mapping={self.mapping!r}, "
             f"learn_temperature={self.learn_temperature}"
         )
 
@@ -318,15 +324,30 @@ class SoftKMeans(nn.Module):
         super()._load_from_state_dict(*arguments, **options)
         self._waiting = self.centers_from_data and bool(self.centers.isnan().all())
 
-    def _points(self, x: Tensor) -> Tensor:
-        """Points (N, D), once there are centers."""
+    def _weighted(self, x: Tensor, sample_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Points (N, D), 0 where they have no weight, and the weights (N,)."""
+        if sample_weight is None:
+            return self._points(x), None
+        if sample_weight.shape != x.shape[:-1]:
+            raise ValueError(
+                f"sample_weight must have shape {tuple(x.shape[:-1])}, one weight for each point, "
+                f"got {tuple(sample_weight.shape)}."
+            )
+        weight = sample_weight.reshape(-1)
+        present = weight != 0
+        points = self._points(x, present)
+        return torch.where(present.unsqueeze(-1), points, 0.0), weight
+
+    def _points(self, x: Tensor, present: Tensor | None = None) -> Tensor:
+        """Points (N, D), once there are centers: drawn from those that are present."""
         if self._waiting:
             if not self.training or torch.compiler.is_compiling():
                 raise RuntimeError(
                     "the centers are to be drawn from the first batch in training mode, and there "
                     "was none: call reset_centers, or run one batch, first."
                 )
-            self.reset_centers(x.detach())
+            points = self._flat(x.detach())
+            self.reset_centers(points if present is None else points[present])
         return self._flat(x)
 
     def _flat(self, x: Tensor) -> Tensor:
@@ -427,8 +448,12 @@ class RBFNetwork(nn.Module):
     @property
     def temperatures(self) -> Tensor:
         """2 sigma^2, of shape () or (K,)."""
+        return exponential(self._log_temperatures)
+
+    @property
+    def _log_temperatures(self) -> Tensor:
         log = self.clusters.log_temperature
-        return positive((log if self.log_ratios is None else log + self.log_ratios).exp(), log)
+        return log if self.log_ratios is None else log + self.log_ratios
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs (..., M) for points (..., D)."""
@@ -440,8 +465,9 @@ class RBFNetwork(nn.Module):
         if self.normalized and self.log_ratios is None:
             return clusters(x)
         d = squared_distances(clusters._points(x), clusters.centers)
-        # So far from a center, a unit is 0 in any case; infinity has no derivative.
-        scores = -(d / self.temperatures).clamp_max(torch.finfo(d.dtype).max)
+        # Not d / T, whose derivative by T overflows at low T.  So far from a center, a unit is 0
+        # in any case; infinity has no derivative.
+        scores = -(d * exponential(-self._log_temperatures)).clamp_max(torch.finfo(d.dtype).max)
         values = (
             probabilities(scores, get_mapping(clusters.mapping))
             if self.normalized
@@ -457,8 +483,7 @@ class RBFNetwork(nn.Module):
         The widths get no gradient from it: they would grow for ever.  Parameters are those of
         `SoftKMeans.loss`.
         """
-        points = self.clusters._points(x)
-        weight = None if sample_weight is None else sample_weight.reshape(-1)
+        points, weight = self.clusters._weighted(x, sample_weight)
         at = self.clusters.temperature.detach(), self.clusters.mapping
         energy = free_energy(points, self.clusters.centers, *at, weight, reduction)
         return energy.reshape(x.shape[:-1]) if reduction == "none" else energy
@@ -552,13 +577,13 @@ class CenterSGD(torch.optim.Optimizer):
 
     mass_j <- decay * mass_j + (mass of the batch): with ``decay=0`` of each batch by itself; with
     1 of all so far, the update of mini-batch K-means (Sculley 2010); between, the moving average of
-    learned codebooks (van den Oord et al. 2017).
+    learned codebooks (van den Oord et al. 2017).  A factor of the loss cancels.
 
     Parameters
     ----------
     layer : SoftKMeans
-        Its `loss`, in the mean or the sum, must have been called before ``backward``; from then
-        on it counts the mass.
+        Its `loss`, in the mean or the sum, must be among the losses; from then on its gradients
+        bring the mass along.
     lr : float
         1 is the step of K-means.
     decay : float
@@ -601,42 +626,39 @@ class CenterSGD(torch.optim.Optimizer):
             raise ValueError(f"lr must be 0 or more, got {lr}.")
         if not 0 <= decay <= 1:
             raise ValueError(f"decay must lie between 0 and 1, got {decay}.")
-        super().__init__([layer.centers], {"lr": lr, "decay": decay})
-        self.layer, self.process_group = layer, process_group
-        self._count_from_zero()
+        layer.mass = wide(layer.centers.new_zeros(layer.n_clusters)).requires_grad_()
+        super().__init__([layer.centers, layer.mass], {"lr": lr, "decay": decay})
+        self.process_group = process_group
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move the centers; the losses of the next step are counted anew."""
+        """Move the centers."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         (group,) = self.param_groups
-        (centers,) = group["params"]
-        batch = self.layer.mass
+        centers, batch = group["params"]
         if centers.grad is None:
             return loss
-        if batch is None or batch.ndim == 0:
+        if batch.grad is None:
             raise RuntimeError(
                 "the centers have a gradient but no mass: CenterSGD needs layer.loss(x), the free "
                 "energy, among the losses."
             )
         gradient = averaged(wide(centers.grad), self.process_group)
-        state = self.state[centers]
-        mass = group["decay"] * state.get("mass", 0.0) + averaged(batch, self.process_group)
+        state = self.state[batch]  # of float64, as is what `load_state_dict` makes of it
+        mass = group["decay"] * state.get("mass", 0.0) + averaged(batch.grad, self.process_group)
         state["mass"] = mass
         step = group["lr"] * gradient / (2 * torch.where(mass == 0, 1.0, mass)).unsqueeze(-1)
         centers.copy_(centers - step)
-        self._count_from_zero()
         return loss
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        super().zero_grad(set_to_none)
-        self._count_from_zero()
 
-    def _count_from_zero(self) -> None:
-        self.layer.mass = torch.zeros(())
+def exponential(log: Tensor) -> Tensor:
+    """exp as a normal number of the dtype, with a derivative that is never infinity times 0."""
+    kind = torch.finfo(log.dtype)
+    return positive(log.clamp(math.log(kind.tiny), math.log(kind.max) - 1).exp(), log)
 
 
 def n_processes(group: dist.ProcessGroup | None) -> int:
