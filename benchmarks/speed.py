@@ -1,7 +1,7 @@
 """How fast?  This library and its peers side by side: same data, centers, dtype and threads.
 
     python benchmarks/speed.py [--json benchmarks/speed.json] [--repeats 7] [--quick]
-                               [--only mapping,iteration,fit,free_energy,memory,linear,start]
+                               [--only mapping,iteration,fit,free_energy,layer,memory,linear,start]
 
 Prints a line for each comparison, with the bound asked of it and ``pass`` or ``short``; lines
 without a bound are there to inform.  ``pip install ".[bench]"`` brings the peers.  Linux only.
@@ -35,7 +35,7 @@ from timing import THREADS, Bench, Line, per_iteration
 from torch import Tensor
 
 import entmeans
-from entmeans import EntMeans
+from entmeans import EntMeans, operators
 
 STEPS = 10  # iterations between the short and the long fit whose difference is measured
 SLOW = 1.0  # s for one iteration, from which on these are enough:
@@ -341,6 +341,34 @@ def _loss_and_gradients(
     return value.item()
 
 
+def layer(bench: Bench) -> Iterator[Line]:
+    """A layer's loss, forward and backward, and the operator that it wraps."""
+    for n, d, k in ((32, 16, 10), (256, 64, 100), (4096, 64, 100)):
+        x = torch.from_numpy(normal(bench.rows(n), d)).requires_grad_()
+        module = entmeans.nn.SoftKMeans(k, d)
+        module.reset_centers(x.detach(), generator=torch.Generator().manual_seed(0))
+        module.temperature = entmeans.reference_temperature(x.detach(), module.centers)
+        rest = None, module.fixed_temperature, "entmax15"
+
+        def of_operator(x: Tensor = x, centers: Tensor = module.centers, rest: Any = rest) -> None:
+            x.grad = centers.grad = None
+            (operators.free_energy(x, centers, *rest)[1] / len(x)).backward()
+
+        def of_layer(x: Tensor = x, module: entmeans.nn.SoftKMeans = module) -> None:
+            x.grad = module.centers.grad = None
+            module.loss(x).backward()
+
+        where = f"{n:,} x {d}, K = {k:,}"
+        calls = {"ours": of_layer, "operator": of_operator}
+        times = bench.side_by_side(f"layer, {where}", calls)
+        yield Line(
+            *("layer", "SoftKMeans.loss, entmax15", where, times["ours"]),
+            peer="free_energy operator",
+            theirs=times["operator"],
+            asked=1.2,
+        )
+
+
 def memory(bench: Bench) -> Iterator[Line]:
     """Peak memory of free_energy, forward and backward, beyond inputs and gradients."""
     n_points = bench.rows(1_000_000)
@@ -392,7 +420,12 @@ def _first_beyond_later(seconds: list[float]) -> float:
     return seconds[0] - float(np.median(seconds[1:]))
 
 
-BLOCKS = {f.__name__: f for f in (mapping, iteration, fit, free_energy, memory, linear, start)}
+BLOCKS = {
+    f.__name__: f
+    for f in (mapping, iteration, fit, free_energy, layer, memory, linear, start)
+}
+    f.__name__: f for f in (mapping, iteration, fit, free_energy, layer, memory, linear, start)
+}
 
 
 def _sizes(points: np.ndarray, centers: np.ndarray) -> str:
