@@ -421,9 +421,6 @@ def _first_beyond_later(seconds: list[float]) -> float:
 
 
 BLOCKS = {
-    f.__name__: f
-    for f in (mapping, iteration, fit, free_energy, layer, memory, linear, start)
-}
     f.__name__: f for f in (mapping, iteration, fit, free_energy, layer, memory, linear, start)
 }
 
