@@ -1190,9 +1190,10 @@ def test_row_39_an_encoder_that_shrinks_is_reported_while_its_loss_falls():
     assert "have shrunk to one" in str(warned[-1])
 
 
-def test_equal_points_are_reported_at_temperature_zero_too():
-    x, layer = torch.ones(9, 2).double(), clusters(1, 2, temperature=0.0)
-    assert "have shrunk" in str(layer.usage(x).warning)
+def test_points_that_are_all_but_equal_are_reported_at_temperature_zero_too():
+    layer = clusters(1, 2, temperature=0.0)
+    for x in (torch.ones(9, 2).double(), 1 + 0.01 * normal(9, 2)):
+        assert "have shrunk" in str(layer.usage(x).warning)
 
 
 def test_revival_touches_dead_centers_only_and_all_that_is_known_of_them():
