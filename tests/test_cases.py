@@ -895,13 +895,13 @@ def test_row_29_without_random_state_fits_differ():
 @pytest.mark.parametrize("init", ["k-means++", "random"])
 def test_row_29_restarts_use_different_seeds(init, monkeypatch):
     seeds = []
-    draw = entmeans.estimators.SEEDING[init]
+    draw = entmeans.estimators.kmeans.SEEDING[init]
 
     def spy(*arguments, generator):
         seeds.append(generator.initial_seed())
         return draw(*arguments, generator=generator)
 
-    monkeypatch.setitem(entmeans.estimators.SEEDING, init, spy)
+    monkeypatch.setitem(entmeans.estimators.kmeans.SEEDING, init, spy)
     EntMeans(3, init=init, n_init=7, random_state=0).fit(blobs()[0])
     assert len(seeds) == len(set(seeds)) == 7
 

@@ -622,7 +622,7 @@ def test_seeding_draws_points_of_the_data(init, cloud):
     seen = []
     model = EntMeans(8, init=init, n_init=1, temperature=0, max_iter=1, random_state=0)
     model._fit(cloud, on_step=seen.append)
-    draw = entmeans.estimators.SEEDING[init]
+    draw = entmeans.estimators.kmeans.SEEDING[init]
     seed = int(np.random.RandomState(0).randint(2**31 - 1))
     generator = torch.Generator().manual_seed(seed)
     centers = draw(torch.from_numpy(cloud), 8, generator=generator)

@@ -150,7 +150,7 @@ def anneal(
     check_count(max_iter, "max_iter", 0)
     if not tol >= 0:
         raise ValueError(f"tol must be a number of 0 or more, got {tol!r}.")
-    variance = _mean_variance(points, weight)
+    variance = mean_variance(points, weight)
     rounding = (4 * torch.finfo(points.dtype).eps) ** 2
 
     def at(i: int) -> float:
@@ -270,7 +270,7 @@ def relocate(points: Tensor, centers: Tensor, empty: Tensor, weight: Tensor | No
     return centers
 
 
-def _mean_variance(points: Tensor, weight: Tensor | None) -> float:
+def mean_variance(points: Tensor, weight: Tensor | None) -> float:
     """The mean variance of the features, which makes tol free of scale."""
     known = step.Known()
     mean, _ = _step(points, points[:1], points[:1], weight, 0.0, HARD, known)

@@ -1,4 +1,4 @@
-"""scikit-learn estimators: thin shells over the solver that take and return arrays or tensors."""
+"""`EntMeans`: a thin shell over the solver."""
 
 from __future__ import annotations
 
@@ -11,30 +11,39 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 from sklearn.base import (
-    BaseEstimator,
     ClassNamePrefixFeaturesOutMixin,
     ClusterMixin,
     TransformerMixin,
 )
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import Tags, check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack
 
-from . import operators
-from .fit import Step, StopReason, anneal, free_energy
-from .functional import inertia, responsibilities, squared_distances
-from .inputs import checked_weights, computed_in, same_kind
-from .kernels import run
-from .mappings import Mapping, get_mapping
-from .schedules import Schedule, get_schedule
-from .seeding import kmeans_plusplus, random_centers
+from .. import operators
+from ..fit import Step, StopReason, anneal, free_energy
+from ..functional import inertia, responsibilities, squared_distances
+from ..inputs import same_kind
+from ..kernels import run
+from ..mappings import Mapping, get_mapping
+from ..schedules import Schedule, get_schedule
+from ..seeding import kmeans_plusplus, random_centers
+from .arrays import (
+    PointsEstimator,
+    check_rules,
+    given_centers,
+    is_auto,
+    is_number,
+    like,
+    random_state_of,
+    tensor,
+    weights_of,
+)
 
 SEEDING = {"k-means++": kmeans_plusplus, "random": random_centers}
 
 
-class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator):  # type: ignore[misc]
+class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, PointsEstimator):  # type: ignore[misc]
     """K-means by annealing: clusters start soft and freeze into exact K-means clusters.
 
     Minimizes the inertia sum_i w_i min_j ||x_i - mu_j||^2 by minimizing the free energy at a
@@ -151,7 +160,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
             )
         model.n_clusters = len(points)
         model._check_parameters()
-        model.cluster_centers_ = _like(centers, points.clone())
+        model.cluster_centers_ = like(centers, points.clone())
         return model
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
@@ -182,7 +191,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
                 f"n_samples={len(points)} should be >= n_clusters={self.n_clusters}: pass more "
                 "samples or ask for fewer clusters."
             )
-        weight = _weights(sample_weight, points)
+        weight = weights_of(sample_weight, points)
         if on_step is None and self.verbose:
             on_step = print_step
         best, lowest = None, math.inf
@@ -208,8 +217,8 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
         assert best is not None
         if best.stop_reason is StopReason.NOT_FINITE:
             raise ValueError(f"The fit ended because {best.stop_reason}.")
-        self.cluster_centers_ = _like(X, best.centers)
-        self.labels_ = _like(X, best.labels)
+        self.cluster_centers_ = like(X, best.centers)
+        self.labels_ = like(X, best.labels)
         self.inertia_ = best.inertia
         self.n_iter_ = len(best.history)
         self.hardening_temperature_ = best.hardening_temperature
@@ -242,7 +251,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
     def predict(self, X: Any) -> Any:
         """The index of the nearest center of each sample, (n_samples,)."""
         points, centers = self._fitted(X)
-        return _like(X, run(operators.nearest, *same_kind(points, centers))[0])
+        return like(X, run(operators.nearest, *same_kind(points, centers))[0])
 
     @torch.no_grad()
     def predict_proba(self, X: Any, temperature: float | None = None) -> Any:
@@ -256,136 +265,77 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
         """
         points, centers = self._fitted(X)
         temperature = self.final_temperature if temperature is None else temperature
-        return _like(X, responsibilities(points, centers, temperature, self.mapping))
+        return like(X, responsibilities(points, centers, temperature, self.mapping))
 
     @torch.no_grad()
     def transform(self, X: Any) -> Any:
         """The Euclidean distance of each sample to each center, (n_samples, n_clusters)."""
         points, centers = self._fitted(X)
-        return _like(X, squared_distances(points, centers).sqrt_())
+        return like(X, squared_distances(points, centers).sqrt_())
 
     @torch.no_grad()
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Minus the inertia of ``X``: the larger the better."""
         points, centers = self._fitted(X)
-        return -inertia(points, centers, _weights(sample_weight, points)).item()
+        return -inertia(points, centers, weights_of(sample_weight, points)).item()
 
     def _starts(self, X: Any, points: Tensor, weight: Tensor | None) -> Iterator[Tensor]:
         """The initial centers of each start."""
-        random_state = self._random_state()
+        random_state = random_state_of(self.random_state)
         draws = SEEDING.get(self.init) if isinstance(self.init, str) else None
         if draws is None and not callable(self.init):
-            if not _is_auto(self.n_init) and self.n_init != 1:
+            if not is_auto(self.n_init) and self.n_init != 1:
                 warnings.warn(
                     f"init gives the initial centers: n_init={self.n_init} is not used, there is "
                     "one start.",
                     RuntimeWarning,
                     stacklevel=5,
                 )
-            yield self._given(self.init, points)
+            yield given_centers(self.init, "n_clusters", self.n_clusters, points)
             return
         few = self.init == "k-means++"
         for _ in range((1 if few else 10) if isinstance(self.n_init, str) else self.n_init):
             if draws is None:
                 given = self.init(X, self.n_clusters, random_state=random_state)
-                yield self._given(given, points)
+                yield given_centers(given, "n_clusters", self.n_clusters, points)
             else:
                 seed = int(random_state.randint(2**31 - 1))
                 generator = torch.Generator().manual_seed(seed)
                 yield draws(points, self.n_clusters, weight, generator=generator)
 
-    def _random_state(self) -> np.random.RandomState:
-        try:
-            return check_random_state(self.random_state)
-        except ValueError as error:
-            raise ValueError(
-                f"random_state={self.random_state!r} is not valid: it must be None, an integer "
-                "from 0 to 2**32 - 1, or a RandomState."
-            ) from error
-
-    def _given(self, centers: Any, points: Tensor) -> Tensor:
-        """Initial centers from the user, in the dtype and on the device of the points."""
-        given = _tensor(centers, "init").to(points, copy=True)
-        shape = (self.n_clusters, points.shape[1])
-        if tuple(given.shape) != shape:
-            raise ValueError(
-                f"init must have shape (n_clusters, n_features) = {shape}, got "
-                f"{tuple(given.shape)}."
-            )
-        _check_values(given, "init", small=False)
-        return given
-
     def _fitted(self, X: Any) -> tuple[Tensor, Tensor]:
         """The points of ``X`` and the centers on the same device."""
         check_is_fitted(self, "cluster_centers_")
         points = self._points(X, "X", reset=False)
-        return points, _tensor(self.cluster_centers_, "cluster_centers_").to(points.device)
-
-    def _points(self, X: Any, name: str, *, reset: bool) -> Tensor:
-        """Samples as a finite tensor (n_samples, n_features) of float32 or float64."""
-        if isinstance(X, Tensor):
-            self._check_tensor(X, reset)
-            points = X.detach().to(computed_in(X.dtype)).contiguous()
-        else:
-            X = _native(X)
-            kept = [np.float64, np.float32]
-            points = from_dlpack(
-                validate_data(self, X, reset=reset, dtype=kept, order="C", ensure_all_finite=False)
-            )
-        _check_values(points, name, small=reset)
-        return points
-
-    def _check_tensor(self, X: Tensor, reset: bool) -> None:
-        """What `validate_data` checks of an array."""
-        if X.layout is not torch.strided:
-            raise TypeError("Sparse data was passed, but dense data is required: use X.to_dense().")
-        if X.is_complex():
-            raise ValueError(f"Complex data not supported: X is a tensor of {X.dtype}.")
-        if X.ndim != 2:
-            raise ValueError(
-                f"Expected a 2D tensor, got one of shape {tuple(X.shape)}. Reshape your data with "
-                "X.reshape(-1, 1) if it has a single feature, or X.reshape(1, -1) if it is a "
-                "single sample."
-            )
-        if 0 in X.shape:
-            raise ValueError(
-                f"X of shape {tuple(X.shape)} is empty: at least 1 sample and 1 feature are needed."
-            )
-        if reset:
-            self.n_features_in_ = X.shape[1]
-            self.__dict__.pop("feature_names_in_", None)
-        elif X.shape[1] != getattr(self, "n_features_in_", X.shape[1]):
-            raise ValueError(
-                f"X has {X.shape[1]} features, but {type(self).__name__} is expecting "
-                f"{self.n_features_in_} features as input."
-            )
+        return points, tensor(self.cluster_centers_, "cluster_centers_").to(points.device)
 
     def _check_parameters(self) -> None:
         rules: list[tuple[str, bool, str]] = [
-            ("n_clusters", _is(self.n_clusters, Integral, 1), "an integer of 1 or more"),
+            ("n_clusters", is_number(self.n_clusters, Integral, 1), "an integer of 1 or more"),
             (
                 "temperature",
-                _is_auto(self.temperature) or _is(self.temperature, Real, 0),
+                is_auto(self.temperature) or is_number(self.temperature, Real, 0),
                 '"auto" or a number of 0 or more, in units of squared distance',
             ),
-            ("final_temperature", _is(self.final_temperature, Real, 0), "a number of 0 or more"),
+            (
+                "final_temperature",
+                is_number(self.final_temperature, Real, 0),
+                "a number of 0 or more",
+            ),
             (
                 "n_init",
-                _is_auto(self.n_init) or _is(self.n_init, Integral, 1),
+                is_auto(self.n_init) or is_number(self.n_init, Integral, 1),
                 '"auto" or 1, 2, ...',
             ),
-            ("max_iter", _is(self.max_iter, Integral, 1), "an integer of 1 or more"),
-            ("tol", _is(self.tol, Real, 0), "a number of 0 or more"),
+            ("max_iter", is_number(self.max_iter, Integral, 1), "an integer of 1 or more"),
+            ("tol", is_number(self.tol, Real, 0), "a number of 0 or more"),
             (
                 "init",
                 self.init in SEEDING if isinstance(self.init, str) else self.init is not None,
                 f"one of {', '.join(SEEDING)}, an array of centers, or a callable",
             ),
         ]
-        for name, holds, rule in rules:
-            if not holds:
-                value = getattr(self, name)
-                raise ValueError(f"{name}={value!r} is not valid: it must be {rule}.")
+        check_rules(self, rules)
         get_mapping(self.mapping)
         get_schedule(self.cooling, "cooling")
 
@@ -405,85 +355,3 @@ def print_step(step: Step) -> None:
         f"temperature {step.temperature:.4g}  free energy {step.free_energy:.6g}  inertia "
         f"{step.inertia:.6g}  shift {step.shift:.3g}  hard {step.hard_share:.1%}"
     )
-
-
-def _is_auto(value: Any) -> bool:
-    return isinstance(value, str) and value == "auto"
-
-
-def _is(value: Any, kind: type, lowest: float) -> bool:
-    """Whether value is a number of that kind, not a bool, not NaN, and at least the lowest."""
-    return isinstance(value, kind) and not isinstance(value, bool) and bool(value >= lowest)  # type: ignore[operator]
-
-
-def _native(values: Any) -> Any:
-    """Values; an array in foreign byte order, which torch cannot hold, in that of this machine."""
-    if isinstance(values, np.ndarray) and not values.dtype.isnative:
-        return values.astype(values.dtype.newbyteorder("="))
-    return values
-
-
-def _tensor(values: Any, name: str) -> Tensor:
-    """A floating-point tensor of anything array-like, without a copy where none is needed."""
-    if isinstance(values, Tensor):
-        return values.detach().to(computed_in(values.dtype))
-    try:
-        array = _native(np.asarray(values))
-        if array.dtype not in (np.float64, np.float32):
-            array = array.astype(
-                np.float64, casting="unsafe" if array.dtype == object else "same_kind"
-            )
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must hold real numbers: {error}.") from None
-    return from_dlpack(np.asarray(array, order="C"))
-
-
-def _like(X: Any, values: Tensor) -> Any:
-    """Values in the kind of ``X``: a tensor for a tensor, else a NumPy array."""
-    return values if isinstance(X, Tensor) else values.numpy(force=True)
-
-
-def _weights(sample_weight: Any, points: Tensor) -> Tensor | None:
-    """Finite weights >= 0 (n_samples,) in the dtype and on the device of the points."""
-    if sample_weight is None:
-        return None
-    weight = _tensor(sample_weight, "sample_weight").to(points)
-    return checked_weights(weight.expand(len(points)) if weight.ndim == 0 else weight, points)
-
-
-def _check_values(points: Tensor, name: str, small: bool = True) -> None:
-    """Reject NaN, infinity, and values whose squared distances would overflow or all underflow.
-
-    Where only large values matter, not ``small``.
-    """
-    kind = torch.finfo(points.dtype)
-    largest = _largest(points)
-    wider = "" if points.dtype == torch.float64 else ", or use float64"
-    if small and 0 < largest < math.sqrt(kind.tiny / kind.eps):
-        raise ValueError(
-            f"{name} holds no value above {largest:.3g}, so that squared distances underflow "
-            f"{points.dtype}: scale it up{wider}."
-        )
-    limit = math.sqrt(kind.max / points[0].numel()) / 4
-    if largest <= limit:
-        return
-    bad = ~points.isfinite()
-    if not bad.any():
-        raise ValueError(
-            f"{name} holds values up to {largest:.3g}, whose squared distances overflow "
-            f"{points.dtype}: scale them to below {limit:.3g}{wider}."
-        )
-    row = int(bad.any(-1).int().argmax())
-    column = int(bad[row].int().argmax())
-    raise ValueError(
-        f"Input {name} contains NaN or infinity: the first is {points[row, column].item()} in row "
-        f"{row}, column {column} (counting from 0). Drop or impute such rows."
-    )
-
-
-def _largest(points: Tensor) -> float:
-    """The largest absolute value; NaN if there is one."""
-    if points.device.type != "cpu":
-        return points.abs().amax().item()
-    array = points.numpy()  # torch would wake threads that then wait for more in a busy loop
-    return max(float(array.max()), -float(array.min()), key=lambda v: math.inf if v != v else v)
