@@ -1,33 +1,31 @@
-"""Clustering as part of a network: layers, a temperature scheduler, and an optimizer for centers.
-
-Thin shells over the functions; what a layer knows is its centers and its temperature.
-"""
+"""Layers: soft K-means, and the network of radial basis functions that reads it out."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .fit import reference_temperature, relocate
-from .functional import free_energy, nearest, responsibilities, squared_distances, statistics
-from .inputs import check_count, check_temperature, computed_in, same_kind, wide
-from .mappings import Mapping, get_mapping
-from .operators import probabilities
-from .schedules import Schedule, get_schedule
-from .seeding import kmeans_plusplus
-from .step import positive, total
+from ..fit import reference_temperature, relocate
+from ..functional import free_energy, nearest, responsibilities, squared_distances, statistics
+from ..inputs import check_count, check_temperature, computed_in, same_kind, wide
+from ..mappings import Hard, Mapping, get_mapping
+from ..operators import probabilities
+from ..seeding import kmeans_plusplus
+from ..step import positive, total
+from .processes import from_first, gathered
 
 ALL_MASS = 0.99
 """One center with this share of the mass, of several, has taken everything."""
 
 NO_SPREAD = 1e-3
-"""Points spread by less than this, in temperatures or in their squared norm, are one point."""
+"""Points are one if their spread is below this many temperatures, or their distance from their mean
+below this share of their norm."""
 
 
 class CollapseWarning(UserWarning):
@@ -48,8 +46,9 @@ class Usage:
     spread : float
         The mean squared distance of the points to their mean.
     warning : CollapseWarning or None
-        What is wrong, where one center has 99 % of the mass, or the spread of the points is below
-        a thousandth of the temperature or of their mean squared norm; for ``warnings.warn``.
+        What is wrong, for ``warnings.warn``: one center has 99 % of the mass; or the points are
+        one, because their spread is below a thousandth of the temperature, or they differ by less
+        than a thousandth of their norm.
     """
 
     mass: Tensor
@@ -132,7 +131,7 @@ class SoftKMeans(nn.Module):
         if learn_temperature:
             self.log_temperature = nn.Parameter(torch.tensor(math.log(number), **kind))
         else:
-            kind["dtype"] = dtype or torch.get_default_dtype()
+            kind["dtype"] = computed_in(self.centers.dtype)
             self.register_buffer("fixed_temperature", torch.tensor(number, **kind))
         self.mass: Tensor | None = None
         """Where a `CenterSGD` moves the centers: zeros (K,) whose gradient is their mass."""
@@ -296,17 +295,17 @@ class SoftKMeans(nn.Module):
         values = wide(points)
         spread = (values - values.mean(0)).square().sum(-1).mean().item()
         norm = values.square().sum(-1).mean().item()
-        warning = None
+        temperature, warning = self.temperature.item(), None
         if self.n_clusters > 1 and shares.amax() >= ALL_MASS:
             warning = (
                 f"Center {int(shares.argmax())} has {shares.amax():.1%} of the mass: revive the "
                 "others, or raise the temperature."
             )
-        elif spread <= NO_SPREAD * norm or spread <= NO_SPREAD * self.temperature.item() < math.inf:
+        elif spread <= NO_SPREAD**2 * norm or spread <= NO_SPREAD * temperature < math.inf:
             warning = (
                 f"The points have shrunk to one: their spread is {spread:.3g}, at a mean squared "
-                f"norm of {norm:.3g} and a temperature of {self.temperature.item():.3g}. Lower the "
-                "weight of the clustering loss, or add one that keeps points apart."
+                f"norm of {norm:.3g} and a temperature of {temperature:.3g}. Lower the weight of "
+                "the clustering loss, add one that keeps points apart, or lower the temperature."
             )
         about = None if warning is None else CollapseWarning(warning)
         return Usage(found.mass, perplexity, spread, about)
@@ -319,6 +318,14 @@ class SoftKMeans(nn.Module):
             f"{temperature}mapping={self.mapping!r}, "
             f"learn_temperature={self.learn_temperature}"
         )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = None if self.learn_temperature else self.fixed_temperature
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if before is not None and self.fixed_temperature.dtype in (torch.float16, torch.bfloat16):
+            # The range of float16 is too small for squared distances.
+            self.fixed_temperature = before.to(self.fixed_temperature.device)
+        return self
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
         super()._load_from_state_dict(*arguments, **options)
@@ -430,6 +437,10 @@ class RBFNetwork(nn.Module):
         super().__init__()
         if widths not in ("shared", "per_center"):
             raise ValueError(f'widths={widths!r} is unknown: use "shared" or "per_center".')
+        if normalized and isinstance(get_mapping(mapping), Hard):
+            raise ValueError(
+                f"mapping={mapping!r} passes no gradient to centers and widths: use a soft one."
+            )
         kind: dict[str, Any] = {"device": device, "dtype": dtype}
         self.normalized = normalized
         self.clusters = SoftKMeans(
@@ -489,11 +500,20 @@ class RBFNetwork(nn.Module):
         return energy.reshape(x.shape[:-1]) if reduction == "none" else energy
 
     @torch.no_grad()
-    def reset_centers(self, x: Tensor, *, generator: torch.Generator | None = None) -> None:
-        """Draw the centers from points (..., D) and set all widths to `reference_temperature`."""
+    def reset_centers(
+        self,
+        x: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Draw the centers from points (..., D), and set all temperatures to the reference.
+
+        That is `reference_temperature`.  Parameters are those of `SoftKMeans.reset_centers`.
+        """
         clusters = self.clusters
-        clusters.reset_centers(x, generator=generator)
-        points = clusters._points(x)
+        clusters.reset_centers(x, generator=generator, process_group=process_group)
+        points = gathered(clusters._points(x), process_group)
         reference = reference_temperature(points, clusters.centers, clusters.mapping)
         clusters.temperature = max(reference, torch.finfo(computed_in(points.dtype)).tiny)
         if self.log_ratios is not None:
@@ -504,192 +524,7 @@ class RBFNetwork(nn.Module):
         return f"widths={widths!r}, normalized={self.normalized}"
 
 
-class TemperatureScheduler:
-    """Sets the temperature of layers by a schedule, as learning-rate schedulers do for optimizers.
-
-    Step i sets the temperature that the layer had at first, times ``schedule(i)``: no units, so any
-    scale of data.
-
-    Parameters
-    ----------
-    module : Module
-        A `SoftKMeans`, or a network that holds some.
-    schedule : {"geometric", "linear"} or callable
-        From the number of a step to a multiple of the first temperature.
-
-    Examples
-    --------
-    >>> import entmeans
-    >>> layer = entmeans.nn.SoftKMeans(10, 64, temperature=8.0)
-    >>> scheduler = entmeans.nn.TemperatureScheduler(layer, entmeans.Geometric(0.5, steps=3))
-    >>> temperatures = []
-    >>> for epoch in range(4):  # ... train, then
-    ...     scheduler.step()
-    ...     temperatures.append(layer.temperature.item())
-    >>> temperatures
-    [4.0, 2.0, 0.0, 0.0]
-
-    In Lightning: ``LambdaCallback(on_train_epoch_end=scheduler.step)``.
-    """
-
-    def __init__(self, module: nn.Module, schedule: str | Schedule = "geometric") -> None:
-        self.layers = [m for m in module.modules() if isinstance(m, SoftKMeans)]
-        if not self.layers:
-            raise ValueError("module holds no SoftKMeans, whose temperature could be set.")
-        if any(layer.learn_temperature for layer in self.layers):
-            raise ValueError("a temperature is either learned or scheduled: module learns one.")
-        self.schedule = get_schedule(schedule)
-        self.first = [layer.temperature.item() for layer in self.layers]
-        self.n_steps = 0
-        self._set()
-
-    def step(self, *_: object) -> None:
-        """Go on to the next temperature.  Arguments, as callbacks get some, are ignored."""
-        self.n_steps += 1
-        self._set()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The number of steps and the first temperatures."""
-        return {"n_steps": self.n_steps, "first": list(self.first)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where another scheduler was."""
-        if len(state_dict["first"]) != len(self.layers):
-            raise ValueError(
-                f"the state is of {len(state_dict['first'])} layers, the module has "
-                f"{len(self.layers)}."
-            )
-        self.n_steps, self.first = state_dict["n_steps"], list(state_dict["first"])
-        self._set()
-
-    def _set(self) -> None:
-        multiple = self.schedule(self.n_steps)
-        for layer, first in zip(self.layers, self.first, strict=True):
-            layer.temperature = first * multiple if multiple else 0.0
-
-
-class CenterSGD(torch.optim.Optimizer):
-    """Gradient descent on the centers of a layer with the step that K-means takes.
-
-    mu_j <- mu_j - lr * g_j / (2 mass_j), where g_j is the gradient of ``layer.loss`` (and of
-    whatever else was added to it).  As dF/dmu_j = 2 (mass_j mu_j - moment_j), this is the soft
-    Lloyd step moment_j / mass_j on a full batch, and Lloyd's at T = 0.
-
-    mass_j <- decay * mass_j + (mass of the batch): with ``decay=0`` of each batch by itself; with
-    1 of all so far, the update of mini-batch K-means (Sculley 2010); between, the moving average of
-    learned codebooks (van den Oord et al. 2017).  A factor of the loss cancels.
-
-    Parameters
-    ----------
-    layer : SoftKMeans
-        Its `loss`, in the mean or the sum, must be among the losses; from then on its gradients
-        bring the mass along.
-    lr : float
-        1 is the step of K-means.
-    decay : float
-        Between 0 and 1.
-    process_group : ProcessGroup, optional
-        Where `torch.distributed` is initialized, gradients and masses are averaged over the group
-        (default: all processes) before the step, with or without `DistributedDataParallel`: with
-        ``reduction="sum"`` the step is that of one process with all points.
-
-    References
-    ----------
-    Arredondo, Ucan-Puc and Astengo Noguez, arXiv 2603.04625; Sculley, "Web-scale k-means
-    clustering", WWW 2010; van den Oord, Vinyals and Kavukcuoglu, "Neural discrete representation
-    learning", NeurIPS 2017.
-
-    Examples
-    --------
-    >>> import torch, entmeans
-    >>> points = torch.tensor([[0.0], [1.0], [7.0], [8.0]])
-    >>> layer = entmeans.nn.SoftKMeans(2, 1, temperature=0.0)
-    >>> _ = layer.centers.data.copy_(torch.tensor([[0.0], [7.0]]))
-    >>> optimizer = entmeans.nn.CenterSGD(layer)
-    >>> layer.loss(points).backward()
-    >>> optimizer.step()
-    >>> layer.centers.flatten().tolist()
-    [0.5, 7.5]
-    """
-
-    def __init__(
-        self,
-        layer: SoftKMeans,
-        lr: float = 1.0,
-        *,
-        decay: float = 0.0,
-        process_group: dist.ProcessGroup | None = None,
-    ) -> None:
-        if not isinstance(layer, SoftKMeans):
-            raise TypeError(f"layer must be a SoftKMeans, got {type(layer).__name__}.")
-        if not lr >= 0:
-            raise ValueError(f"lr must be 0 or more, got {lr}.")
-        if not 0 <= decay <= 1:
-            raise ValueError(f"decay must lie between 0 and 1, got {decay}.")
-        layer.mass = wide(layer.centers.new_zeros(layer.n_clusters)).requires_grad_()
-        super().__init__([layer.centers, layer.mass], {"lr": lr, "decay": decay})
-        self.process_group = process_group
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move the centers."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        (group,) = self.param_groups
-        centers, batch = group["params"]
-        if centers.grad is None:
-            return loss
-        if batch.grad is None:
-            raise RuntimeError(
-                "the centers have a gradient but no mass: CenterSGD needs layer.loss(x), the free "
-                "energy, among the losses."
-            )
-        gradient = averaged(wide(centers.grad), self.process_group)
-        state = self.state[batch]  # of float64, as is what `load_state_dict` makes of it
-        mass = group["decay"] * state.get("mass", 0.0) + averaged(batch.grad, self.process_group)
-        state["mass"] = mass
-        step = group["lr"] * gradient / (2 * torch.where(mass == 0, 1.0, mass)).unsqueeze(-1)
-        centers.copy_(centers - step)
-        return loss
-
-
 def exponential(log: Tensor) -> Tensor:
     """exp as a normal number of the dtype, with a derivative that is never infinity times 0."""
     kind = torch.finfo(log.dtype)
     return positive(log.clamp(math.log(kind.tiny), math.log(kind.max) - 1).exp(), log)
-
-
-def n_processes(group: dist.ProcessGroup | None) -> int:
-    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
-
-
-def averaged(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """The mean over the processes of the group."""
-    n = n_processes(group)
-    mean = values / n
-    if n > 1:
-        dist.all_reduce(mean, group=group)
-    return mean
-
-
-def gathered(points: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """The points of all processes of the group, in the order of these."""
-    n = n_processes(group)
-    if n == 1:
-        return points
-    sizes = [torch.empty(1, dtype=torch.int64, device=points.device) for _ in range(n)]
-    dist.all_gather(sizes, torch.tensor([len(points)], device=points.device), group=group)
-    most = int(max(sizes))
-    padded = torch.cat([points, points.new_zeros(most - len(points), points.shape[1])])
-    parts = [torch.empty_like(padded) for _ in range(n)]
-    dist.all_gather(parts, padded, group=group)
-    return torch.cat([part[: int(size)] for part, size in zip(parts, sizes, strict=True)])
-
-
-def from_first(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """The values that the first process of the group has."""
-    if n_processes(group) > 1:
-        dist.broadcast(values, group=group, group_src=0)
-    return values
