@@ -6,6 +6,7 @@ Derivatives are operators too, and formulas where they have to be differentiated
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from functools import partial, wraps
@@ -123,6 +124,12 @@ class _Differentiated(torch.autograd.Function):
         for k, value in zip(MOVING[ctx.op], push(tuple(tangents[i] for i in along)), strict=True):
             moved[k] = value
         return moved[0] if len(moved) == 1 else tuple(moved)
+
+
+# torch reads the signature at every call, which takes as long as a small step.
+_Differentiated.forward.__signature__ = inspect.signature(  # type: ignore[attr-defined]
+    _Differentiated.forward
+)
 
 
 def differentiated(op: Any) -> Callable[..., Any]:
