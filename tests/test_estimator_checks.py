@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse
 from sklearn.utils.estimator_checks import check_estimator
 
-from entmeans import EntMeans
+from entmeans import EntMeans, RBFNetworkClassifier, RBFNetworkRegressor
 
 ESTIMATORS = {
     "entmax15": EntMeans(),
@@ -13,6 +13,16 @@ ESTIMATORS = {
     "sparsemax": EntMeans(mapping="sparsemax"),
     "hard": EntMeans(mapping="hard"),
     "lloyd": EntMeans(temperature=0),
+    "classifier": RBFNetworkClassifier(),
+    "classifier, gaussians": RBFNetworkClassifier(
+        4, normalized=False, widths="per_center", init="anneal", learning_rate=0.05
+    ),
+    "classifier, two stages": RBFNetworkClassifier(joint=False, mapping="softmax"),
+    "regressor": RBFNetworkRegressor(),
+    "regressor, per center": RBFNetworkRegressor(
+        8, widths="per_center", mapping="softmax", clustering_weight=0
+    ),
+    "regressor, two stages": RBFNetworkRegressor(joint=False, learning_rate=0.05),
 }
 
 # Needs scipy imported with SCIPY_ARRAY_API=1; EntMeans does not declare array API support.

@@ -451,6 +451,9 @@ class RBFNetworkClassifier(RBFNetworkEstimator, ClassifierMixin, BaseEstimator):
     Floating-point dtypes are kept (tensors of float16 and bfloat16 become float32), all else
     becomes float64.
 
+    Centers that learn fit noise more easily than those that stay: for few or noisy samples use
+    fewer of them, or ``early_stopping``.
+
     References
     ----------
     Moody and Darken, "Fast learning in networks of locally-tuned processing units", Neural
