@@ -1,6 +1,6 @@
 """A clustering head: an autoencoder of digits that learns to cluster while it learns to encode.
 
-Its clusters agree with the classes far better than those of K-means on pixels.  So do those of
+Its clusters agree with the classes better than those of K-means on pixels.  So do those of
 K-means on the embedding of the same autoencoder, trained for as long without the head: what the
 head adds is that clusters become tighter and come with the network.
 """
@@ -34,10 +34,16 @@ def measure(labels: Tensor, x: Tensor, centers: Tensor) -> Tensor:
     )
 
 
-def train(net: nn.ModuleDict, pixels: Tensor, near: Tensor, generator: torch.Generator) -> None:
+def train(
+    net: nn.ModuleDict,
+    pixels: Tensor,
+    near: Tensor,
+    generator: torch.Generator,
+    head: entmeans.nn.SoftKMeans | None = None,
+) -> None:
     """Encode neighbors alike, decode a neighbor, and cluster if there is a head."""
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.002)
-    head = net["head"] if "head" in net else None  # noqa: SIM401 - a ModuleDict has no get
+    parts = [net] if head is None else [net, head]
+    optimizer = torch.optim.Adam(nn.ModuleList(parts).parameters(), lr=0.002)
     if head is not None:  # soft for 25 epochs, then K-means
         cooling = entmeans.Geometric(0.85, steps=EPOCHS - 5)
         scheduler = entmeans.nn.TemperatureScheduler(head, cooling)
@@ -57,7 +63,6 @@ def train(net: nn.ModuleDict, pixels: Tensor, near: Tensor, generator: torch.Gen
             scheduler.step()
 
 
-@torch.no_grad()
 def run(pixels: Tensor, seed: int) -> Tensor:
     """Measures (3, 4): of pixels, of the embedding trained without a head, and with one."""
     torch.manual_seed(seed)  # for the weights
@@ -68,29 +73,28 @@ def run(pixels: Tensor, seed: int) -> Tensor:
     encoder = [nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, D)]
     decoder = [nn.Linear(D, 256), nn.ReLU(), nn.Linear(256, 64)]
     net = nn.ModuleDict({"encoder": nn.Sequential(*encoder), "decoder": nn.Sequential(*decoder)})
-    fit = torch.enable_grad()(train)
-    fit(net, pixels, near, generator)
-    z = net["encoder"](pixels)  # (1797, D)
+    train(net, pixels, near, generator)
+    z = net["encoder"](pixels).detach()  # (1797, D)
     start = entmeans.anneal(z, entmeans.kmeans_plusplus(z, K, generator=generator)).centers
 
     without = copy.deepcopy(net)
-    fit(without, pixels, near, generator)
-    z_without = without["encoder"](pixels)
+    train(without, pixels, near, generator)
+    z_without = without["encoder"](pixels).detach()
     two = entmeans.anneal(z_without, start)
 
     first = entmeans.reference_temperature(z, start)
-    net["head"] = head = entmeans.nn.SoftKMeans(K, D, temperature=first)
-    head.centers.copy_(start)
-    fit(net, pixels, near, generator)
-    z = net["encoder"](pixels)
-    warning = head.usage(z).warning  # whether clusters, or points, have become one
+    head = entmeans.nn.SoftKMeans(K, D, temperature=first)
+    head.centers.data.copy_(start)
+    train(net, pixels, near, generator, head)
+    z = net["encoder"](pixels).detach()
+    warning = head.usage(z).warning  # where clusters, or points, have become one
     if warning is not None:
         raise warning
     return torch.stack(
         [
             measure(raw.labels, pixels, raw.centers),
             measure(two.labels, z_without, two.centers),
-            measure(head.predict(z), z, head.centers),
+            measure(head.predict(z), z, head.centers.detach()),
         ]
     )
 
