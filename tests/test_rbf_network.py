@@ -23,14 +23,14 @@ each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 each_width = pytest.mark.parametrize("widths", ["shared", "per_center"])
 
 PARAMETERS = {
-    "n_centers": 20,
+    "n_centers": 10,
     "mapping": "entmax15",
     "widths": "shared",
     "normalized": True,
     "init": "k-means++",
     "clustering_weight": 0.1,
     "joint": True,
-    "learning_rate": 0.02,
+    "learning_rate": 0.05,
     "batch_size": "auto",
     "max_iter": 100,
     "early_stopping": False,
@@ -88,7 +88,7 @@ def test_every_kind_of_unit_learns_both_tasks(mapping, normalized, widths):
     assert quick(RBFNetworkClassifier, **options).fit(X, y).score(new, truth) > 0.9
     target = np.sin(X[:, 0]) + X[:, 1]
     model = quick(RBFNetworkRegressor, n_centers=8, **options).fit(X, target)
-    assert model.score(X, target) > 0.6
+    assert model.score(X, target) > 0.8
 
 
 def test_data_that_are_not_standardized_are_learned():
@@ -335,7 +335,7 @@ def test_without_early_stopping_training_ends_where_the_loss_does(kind):
     model = quick(kind, tol=0.5, n_iter_no_change=2).fit(X, y)
     assert model.n_iter_ == len(model.loss_curve_) < 20
     assert model.validation_scores_ is model.best_validation_score_ is None
-    curve = quick(kind, tol=0.0).fit(X, y).loss_curve_
+    curve = quick(kind, n_iter_no_change=20).fit(X, y).loss_curve_
     assert len(curve) == 20
     assert curve[-1] < curve[0]
 

@@ -51,6 +51,9 @@ BATCH_SIZE = 200
 EPS = 1e-4
 """Of Adam.  With its usual 1e-8, a center that rests would be driven off by rounding."""
 
+READOUT_RATE = 4.0
+"""Logits have a longer way to go than centers: the learning rate of the read-out in that of all."""
+
 FIRST_WIDTH = 2.0
 """The first temperature of the units, in reference temperatures: 2 sigma^2 at the start."""
 
@@ -93,7 +96,7 @@ class RBFNetworkEstimator(TakesPoints):
 
     def __init__(
         self,
-        n_centers: int = 20,
+        n_centers: int = 10,
         *,
         mapping: str | Mapping = "entmax15",
         widths: Literal["shared", "per_center"] = "shared",
@@ -101,7 +104,7 @@ class RBFNetworkEstimator(TakesPoints):
         init: Any = "k-means++",
         clustering_weight: float = 0.1,
         joint: bool = True,
-        learning_rate: float = 0.02,
+        learning_rate: float = 0.05,
         batch_size: Literal["auto"] | int = "auto",
         max_iter: int = 100,
         early_stopping: bool = False,
@@ -313,16 +316,18 @@ class RBFNetworkEstimator(TakesPoints):
         self.best_validation_score_ = best if held is not None else None
 
     def _optimizer(self, network: RBFNetwork, samples: Samples) -> torch.optim.Optimizer:
-        if not self.joint:
-            return torch.optim.Adam(network.readout.parameters(), lr=self.learning_rate, eps=EPS)
-        centers = network.clusters.centers
-        others = [p for p in network.parameters() if p is not centers]
-        # Adam moves by its learning rate, whatever the gradient, unless that is close to eps: both
-        # in units of the data make it free of scale.
-        scale = math.sqrt(mean_variance(samples.points, samples.weight)) or 1.0
-        moved: dict[str, Any] = {"lr": self.learning_rate * scale, "eps": EPS / scale}
-        groups = [{"params": others}, {"params": [centers], **moved}]
-        return torch.optim.Adam(groups, lr=self.learning_rate, eps=EPS)
+        """Adam, with a learning rate for each kind of parameter."""
+        centers, rate = network.clusters.centers, self.learning_rate
+        readout = [*network.readout.parameters()]
+        groups: list[dict[str, Any]] = [{"params": readout, "lr": READOUT_RATE * rate}]
+        if self.joint:
+            learned = {id(centers), *map(id, readout)}
+            groups.append({"params": [p for p in network.parameters() if id(p) not in learned]})
+            # Adam moves by its learning rate, whatever the gradient, unless that is close to eps:
+            # both in units of the data make it free of scale.
+            scale = math.sqrt(mean_variance(samples.points, samples.weight)) or 1.0
+            groups.append({"params": [centers], "lr": rate * scale, "eps": EPS / scale})
+        return torch.optim.Adam(groups, lr=rate, eps=EPS)
 
     def _check_parameters(self) -> None:
         counts = [(n, getattr(self, n)) for n in ("n_centers", "max_iter", "n_iter_no_change")]
@@ -400,8 +405,9 @@ class RBFNetworkClassifier(RBFNetworkEstimator, ClassifierMixin, BaseEstimator):
         False is the classical training in two stages: centers and widths stay as they are at first,
         and only the read-out learns.
     learning_rate : float
-        Of Adam, falling linearly to 0 over ``max_iter`` epochs.  For centers, in units of the root
-        of the mean variance of the features: the scale of ``X`` does not matter.
+        Of Adam, falling linearly to 0 over ``max_iter`` epochs; four times that for the read-out.
+        For centers, in units of the root of the mean variance of the features: the scale of ``X``
+        does not matter.
     batch_size : "auto" or int
         "auto" is 200.  So few samples, or fewer, are one batch, and then the fit depends neither
         on their order nor on copies in place of weights (to rounding).
