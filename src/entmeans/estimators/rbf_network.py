@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
-from sklearn.model_selection import train_test_split
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
@@ -236,6 +235,8 @@ class RBFNetworkEstimator(TakesPoints):
         self, samples: Samples, random_state: np.random.RandomState
     ) -> tuple[Samples, Samples]:
         """Samples to train on, and those held out for early stopping."""
+        from sklearn.model_selection import train_test_split  # brings rich, where that is installed
+
         n, classes = len(samples.points), None
         if isinstance(self, ClassifierMixin):
             classes = samples.targets.numpy(force=True)
