@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
@@ -235,7 +234,7 @@ class RBFNetworkEstimator(TakesPoints):
         self, samples: Samples, random_state: np.random.RandomState
     ) -> tuple[Samples, Samples]:
         """Samples to train on, and those held out for early stopping."""
-        from sklearn.model_selection import train_test_split  # brings rich, where that is installed
+        from sklearn.model_selection import train_test_split  # as slow to import as the metrics
 
         n, classes = len(samples.points), None
         if isinstance(self, ClassifierMixin):
@@ -543,6 +542,8 @@ class RBFNetworkRegressor(RBFNetworkEstimator, RegressorMixin, BaseEstimator):  
             return (outputs - (targets - mean) / scale).square().mean(1)
 
         def score(outputs: Tensor, targets: Tensor, weight: Tensor) -> float:
+            from sklearn.metrics import r2_score  # as in `accuracy`
+
             arrays = (v.numpy(force=True) for v in (targets, outputs * scale + mean))
             return float(r2_score(*arrays, sample_weight=weight.numpy(force=True)))
 
@@ -564,6 +565,10 @@ def class_losses(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def accuracy(outputs: Tensor, targets: Tensor, weight: Tensor) -> float:
+    # With the metrics come preprocessing, progress bars, and rich where that is installed: for
+    # those who stop early, not for all who import an estimator.
+    from sklearn.metrics import accuracy_score
+
     arrays = (v.numpy(force=True) for v in (targets, outputs.argmax(1)))
     return float(accuracy_score(*arrays, sample_weight=weight.numpy(force=True)))
 
