@@ -319,6 +319,21 @@ def test_half_precision_is_computed_in_float32(dtype):
     assert points.grad.dtype == dtype
 
 
+@pytest.mark.parametrize("sets", [1, 3])
+def test_autocast_changes_nothing(sets):
+    points, start = normal(sets, 40, 8, seed=23).float(), normal(sets, 3, 8, seed=24).float()
+    points, start = (points, start) if sets > 1 else (points[0], start[0])
+
+    def outcome_and_gradient(autocast):
+        leaf = points.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            found = soft_kmeans(leaf, start, 4.0)
+        return *found[:3], *torch.autograd.grad(found.centers.square().sum(), leaf)
+
+    for a, b in zip(outcome_and_gradient(True), outcome_and_gradient(False), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_far_from_the_origin_float32_finds_the_same_centers():
     points, _, start = problem(seed=21)
     moved = (points + 1e4).float()

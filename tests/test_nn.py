@@ -1263,6 +1263,17 @@ def test_a_layer_in_float16_keeps_temperatures_beyond_its_range():
             assert layer.temperature.item() == pytest.approx(temperature)
 
 
+def test_the_loss_of_a_network_moves_its_centers_by_the_step_of_k_means():
+    x, network = normal(30, 3), RBFNetwork(3, 4, 1, dtype=torch.float64)
+    optimizer = CenterSGD(network.clusters)
+    network.loss(x).backward()
+    at = network.clusters.centers, network.clusters.temperature
+    expected = entmeans.statistics(x, *at).centers(network.clusters.centers).detach()
+    optimizer.step()
+    assert_close(network.clusters.centers.detach(), expected, **CLOSE)
+    assert network.clusters.log_temperature.grad is None
+
+
 def test_hard_units_which_learn_nothing_are_refused():
     with pytest.raises(ValueError, match="hard"):
         RBFNetwork(2, 3, 1, mapping="hard")

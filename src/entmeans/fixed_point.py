@@ -12,6 +12,7 @@ from torch import Tensor
 from .functional import free_energy, responsibilities, statistics
 from .inputs import check_count, check_temperature, computed_in, wide
 from .mappings import HARD, Mapping, get_mapping
+from .operators import in_full_precision
 from .seeding import kmeans_plusplus
 from .step import common_shift, distances, means, shares, sums
 
@@ -112,6 +113,9 @@ def soft_kmeans(
     count as constants, and so does which of several equally near centers has the point.  A center
     without mass stays where it started, with no gradient.
 
+    Where all shares are one-hot, gradients say nothing about other ways to share: start at a
+    temperature of the order of `reference_temperature`.
+
     References
     ----------
     Bai, Kolter and Koltun, "Deep equilibrium models", NeurIPS 2019; Blondel et al., "Efficient and
@@ -178,6 +182,7 @@ def _sums(
         found = statistics(points, centers, temperature, mapping, weight)
         return found.mass, found.moment
 
+    @in_full_precision
     def of_set(points: Tensor, centers: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         shift = common_shift(centers)
         x = points - shift

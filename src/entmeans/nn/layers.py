@@ -183,23 +183,7 @@ class SoftKMeans(nn.Module):
         sample_weight : Tensor, shape (...), optional
             Weights >= 0, such as 0 for padding, which may hold anything.
         """
-        points, weight = self._weighted(x, sample_weight)
-        at = points, self.centers, self.temperature, self.mapping, weight
-        if self.mass is None or not torch.is_grad_enabled():
-            energy = free_energy(*at, reduction)
-            return energy.reshape(x.shape[:-1]) if reduction == "none" else energy
-        if reduction not in ("mean", "sum"):
-            raise ValueError(
-                f'reduction={reduction!r} hides from CenterSGD how terms add up: use "mean" or '
-                '"sum".'
-            )
-        found = statistics(*at)
-        # The sum with the mass is 0.  Its gradient is not, and goes the way of all others: through
-        # factors of the loss, accumulation, scaling, and zero_grad.
-        energy = found.free_energy + found.mass.detach() @ self.mass.to(found.mass)
-        if reduction == "mean":
-            energy = energy / total(weight, points)
-        return energy.to(computed_in(self._dtype(points)))
+        return self._energy(x, self.temperature, reduction, sample_weight)
 
     def quantize(self, x: Tensor, hard: bool = False) -> Tensor:
         """Each point (..., D) replaced by the mean of the centers under its responsibilities.
@@ -330,6 +314,28 @@ class SoftKMeans(nn.Module):
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
         super()._load_from_state_dict(*arguments, **options)
         self._waiting = self.centers_from_data and bool(self.centers.isnan().all())
+
+    def _energy(
+        self, x: Tensor, temperature: Tensor, reduction: str, sample_weight: Tensor | None
+    ) -> Tensor:
+        """The free energy, which brings the mass along where a `CenterSGD` asks for it."""
+        points, weight = self._weighted(x, sample_weight)
+        at = points, self.centers, temperature, self.mapping, weight
+        if self.mass is None or not torch.is_grad_enabled():
+            energy = free_energy(*at, reduction)
+            return energy.reshape(x.shape[:-1]) if reduction == "none" else energy
+        if reduction not in ("mean", "sum"):
+            raise ValueError(
+                f'reduction={reduction!r} hides from CenterSGD how terms add up: use "mean" or '
+                '"sum".'
+            )
+        found = statistics(*at)
+        # The sum with the mass is 0.  Its gradient is not, and goes the way of all others: through
+        # factors of the loss, accumulation, scaling, and zero_grad.
+        energy = found.free_energy + found.mass.detach() @ self.mass.to(found.mass)
+        if reduction == "mean":
+            energy = energy / total(weight, points)
+        return energy.to(computed_in(self._dtype(points)))
 
     def _weighted(self, x: Tensor, sample_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Points (N, D), 0 where they have no weight, and the weights (N,)."""
@@ -494,10 +500,8 @@ class RBFNetwork(nn.Module):
         The widths get no gradient from it: they would grow for ever.  Parameters are those of
         `SoftKMeans.loss`.
         """
-        points, weight = self.clusters._weighted(x, sample_weight)
-        at = self.clusters.temperature.detach(), self.clusters.mapping
-        energy = free_energy(points, self.clusters.centers, *at, weight, reduction)
-        return energy.reshape(x.shape[:-1]) if reduction == "none" else energy
+        temperature = self.clusters.temperature.detach()
+        return self.clusters._energy(x, temperature, reduction, sample_weight)
 
     @torch.no_grad()
     def reset_centers(
