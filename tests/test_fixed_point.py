@@ -48,7 +48,7 @@ def slope(function, values, along, step=1e-6):
 @pytest.mark.parametrize("gradient", ["implicit", "unroll"])
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("mapping", SOFT)
-def test_gradients_are_those_of_finite_differences(mapping, temperature, gradient):
+def test_row_36_gradients_are_those_of_finite_differences(mapping, temperature, gradient):
     points, weight, start = problem()
     values = points, weight, torch.tensor(temperature, dtype=torch.float64)
 

@@ -1025,6 +1025,18 @@ def test_a_schedule_may_start_elsewhere_than_at_one_and_at_infinity():
     assert layer.temperature.item() == 0.0
 
 
+def test_a_schedule_ends_at_its_final_temperature():
+    layer = clusters(temperature=8.0)
+    scheduler = TemperatureScheduler(layer, entmeans.Geometric(0.5, 2), final_temperature=3.0)
+    found = []
+    for _ in range(4):
+        found.append(layer.temperature.item())
+        scheduler.step()
+    assert found == [8.0, 4.0, 3.0, 3.0]
+    with pytest.raises(ValueError, match="final_temperature"):
+        TemperatureScheduler(layer, final_temperature=-1.0)
+
+
 def test_a_saved_scheduler_goes_on_where_it_was():
     layer, resumed = clusters(temperature=8.0), clusters(temperature=1.0)
     scheduler = TemperatureScheduler(layer, entmeans.Geometric(0.5))
@@ -1369,6 +1381,21 @@ def test_drawn_centers_are_decided_by_the_generator_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("learn", [False, True])
+@each_mapping
+def test_drawn_centers_bring_a_temperature_where_it_is_asked_for(mapping, learn):
+    x, layer = 100 * normal(5, 20, 3), clusters(mapping=mapping, learn_temperature=learn)
+    layer.reset_centers(x)
+    assert layer.temperature == 1
+    layer.reset_centers(x, set_temperature=True)
+    d = oracle.squared_distances(x.reshape(-1, 3), layer.centers.detach())
+    wanted = {"softmax": 0.5, "hard": 0.0}.get(mapping, 1.5) * d.min(1).mean()
+    assert layer.temperature.item() == pytest.approx(wanted, rel=1e-12, abs=1e-300)
+    layer.reset_centers(x.new_ones(9, 3), set_temperature=True)  # every point has a center
+    assert 0 <= layer.temperature.item() < 1e-300
+    assert (layer.temperature > 0) == learn
+
+
 def test_a_network_draws_centers_and_finds_a_width():
     x = normal(100, 3)
     for widths in ("shared", "per_center"):
@@ -1423,6 +1450,15 @@ def test_a_state_says_whether_centers_are_still_to_be_drawn():
     assert drawn.centers.isnan().all()
     drawn(x)
     assert drawn.centers.isfinite().all()
+
+
+def test_centers_that_are_set_by_hand_are_not_drawn_again():
+    layer = SoftKMeans(4, 3, centers_from_data=True)
+    layer.centers.data.copy_(normal(4, 3, seed=1))
+    centers = layer.centers.detach().clone()
+    layer.eval()(normal(9, 3, dtype=torch.float32))
+    layer.train()(normal(9, 3, dtype=torch.float32))
+    assert torch.equal(layer.centers, centers)
 
 
 def test_without_centers_a_layer_is_not_compiled(compiled):

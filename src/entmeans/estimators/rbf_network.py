@@ -457,8 +457,8 @@ class RBFNetworkClassifier(RBFNetworkEstimator, ClassifierMixin, BaseEstimator):
     Floating-point dtypes are kept (tensors of float16 and bfloat16 become float32), all else
     becomes float64.
 
-    Centers that learn fit noise more easily than those that stay: for few or noisy samples use
-    fewer of them, or ``early_stopping``.
+    Centers that learn fit noise more easily than those that stay: for few or noisy samples compare
+    with ``joint=False``, or use fewer centers.
 
     References
     ----------

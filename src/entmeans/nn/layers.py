@@ -67,9 +67,9 @@ class SoftKMeans(nn.Module):
     n_features : int
         D.
     temperature : float
-        T, in units of squared distance, from 0 (exact K-means) to infinity.
-        `reference_temperature` of the data and the centers is a scale to start from.  To change
-        it, assign to it, or use a `TemperatureScheduler`.
+        T, in units of squared distance, from 0 (exact K-means) to infinity.  The scale of the data
+        decides what is hot: ``reset_centers(x, set_temperature=True)`` finds one to start from.
+        To change it, assign to it, or use a `TemperatureScheduler`.
     mapping : {"entmax15", "softmax", "sparsemax", "hard"} or Mapping
     learn_temperature : bool
         Make log T a parameter.  The free energy alone always drives it up, as its derivative by T
@@ -83,7 +83,8 @@ class SoftKMeans(nn.Module):
     Attributes
     ----------
     centers : Parameter, shape (K, D)
-        Drawn from a normal distribution until data set them.
+        Drawn from a normal distribution until data set them.  Given ones, as those of a fitted
+        `EntMeans`, are copied in: ``layer.centers.data.copy_(torch.as_tensor(centers))``.
     temperature : Tensor, scalar
 
     Notes
@@ -214,18 +215,31 @@ class SoftKMeans(nn.Module):
         self,
         x: Tensor,
         *,
+        set_temperature: bool = False,
         generator: torch.Generator | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         """Draw the centers from points (..., D) by `kmeans_plusplus`.
 
-        Where `torch.distributed` is initialized, every process of the group (default: all) must
-        call this: centers are drawn from the points of all, by the generator of the first.
+        Parameters
+        ----------
+        x : Tensor, shape (..., D)
+        set_temperature : bool
+            Set the temperature too, to the `reference_temperature` of these points and centers.
+        generator : torch.Generator, optional
+        process_group : ProcessGroup, optional
+            Where `torch.distributed` is initialized, every process of the group (default: all)
+            must call this: centers are drawn from the points of all, by the generator of the first.
         """
         points = self._finite(gathered(self._flat(x), process_group))
         centers = kmeans_plusplus(points, self.n_clusters, generator=generator)
         self.centers.copy_(from_first(centers, process_group))
         self._waiting = False
+        if set_temperature:
+            reference = reference_temperature(points, self.centers, self.mapping)
+            if self.learn_temperature:  # which never is 0, as where every point has a center
+                reference = max(reference, torch.finfo(computed_in(points.dtype)).tiny)
+            self.temperature = reference
 
     @torch.no_grad()
     def revive(
@@ -353,6 +367,8 @@ class SoftKMeans(nn.Module):
 
     def _points(self, x: Tensor, present: Tensor | None = None) -> Tensor:
         """Points (N, D), once there are centers: drawn from those that are present."""
+        if self._waiting and not torch.compiler.is_compiling():
+            self._waiting = bool(self.centers.isnan().all())  # else they have been set by hand
         if self._waiting:
             if not self.training or torch.compiler.is_compiling():
                 raise RuntimeError(
@@ -511,15 +527,13 @@ class RBFNetwork(nn.Module):
         generator: torch.Generator | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Draw the centers from points (..., D), and set all temperatures to the reference.
+        """Draw the centers from points (..., D), and set all temperatures.
 
-        That is `reference_temperature`.  Parameters are those of `SoftKMeans.reset_centers`.
+        These get the `reference_temperature`.  Parameters are those of `SoftKMeans.reset_centers`.
         """
-        clusters = self.clusters
-        clusters.reset_centers(x, generator=generator, process_group=process_group)
-        points = gathered(clusters._points(x), process_group)
-        reference = reference_temperature(points, clusters.centers, clusters.mapping)
-        clusters.temperature = max(reference, torch.finfo(computed_in(points.dtype)).tiny)
+        self.clusters.reset_centers(
+            x, set_temperature=True, generator=generator, process_group=process_group
+        )
         if self.log_ratios is not None:
             self.log_ratios.zero_()
 

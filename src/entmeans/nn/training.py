@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..inputs import wide
+from ..inputs import check_temperature, wide
 from ..schedules import Schedule, get_schedule
 from .layers import SoftKMeans
 from .processes import averaged
@@ -18,8 +18,8 @@ from .processes import averaged
 class TemperatureScheduler:
     """Sets the temperature of layers by a schedule, as learning-rate schedulers do for optimizers.
 
-    Step i sets the temperature that the layer had at first, times ``schedule(i)``: no units, so any
-    scale of data.
+    Step i sets the temperature that the layer had when the scheduler was made, times
+    ``schedule(i)``: no units, so any scale of data.  What is assigned to it later is overwritten.
 
     Parameters
     ----------
@@ -27,6 +27,8 @@ class TemperatureScheduler:
         A `SoftKMeans`, or a network that holds some.
     schedule : {"geometric", "linear"} or callable
         From the number of a step to a multiple of the first temperature.
+    final_temperature : float
+        Where cooling ends.
 
     Examples
     --------
@@ -43,13 +45,20 @@ class TemperatureScheduler:
     In Lightning: ``LambdaCallback(on_train_epoch_end=scheduler.step)``.
     """
 
-    def __init__(self, module: nn.Module, schedule: str | Schedule = "geometric") -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        schedule: str | Schedule = "geometric",
+        *,
+        final_temperature: float = 0.0,
+    ) -> None:
         self.layers = [m for m in module.modules() if isinstance(m, SoftKMeans)]
         if not self.layers:
             raise ValueError("module holds no SoftKMeans, whose temperature could be set.")
         if any(layer.learn_temperature for layer in self.layers):
             raise ValueError("a temperature is either learned or scheduled: module learns one.")
         self.schedule = get_schedule(schedule)
+        self.final_temperature = check_temperature(final_temperature, "final_temperature")
         self.first = [layer.temperature.item() for layer in self.layers]
         self.n_steps = 0
         self._set()
@@ -76,7 +85,7 @@ class TemperatureScheduler:
     def _set(self) -> None:
         multiple = self.schedule(self.n_steps)
         for layer, first in zip(self.layers, self.first, strict=True):
-            layer.temperature = first * multiple if multiple else 0.0
+            layer.temperature = max(self.final_temperature, first * multiple if multiple else 0.0)
 
 
 class CenterSGD(torch.optim.Optimizer):
@@ -94,7 +103,8 @@ class CenterSGD(torch.optim.Optimizer):
     ----------
     layer : SoftKMeans
         Its `loss`, in the mean or the sum, must be among the losses; from then on its gradients
-        bring the mass along.
+        bring the mass along.  Keep ``layer.centers`` out of other optimizers, which would move them
+        a second time.
     lr : float
         1 is the step of K-means.
     decay : float
