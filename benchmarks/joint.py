@@ -16,6 +16,7 @@ the folder ``ENTMEANS_DATA``, and left out where they are not there.
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,16 +149,23 @@ def runs_of(split: Split, problem: Problem, seed: int) -> Iterator[tuple[str, fl
     yield " | SVC", *fitted(SVC(), split)
 
 
-def table_rows(name: str, runs: dict[str, dict[str, list[float]]]) -> Iterator[str]:
-    """For each number of centers: test accuracy, its deviation, and seconds of each model."""
-    for k in PROBLEMS[name].n_centers:
-        cells = [f"{name}, K = {k}"]
-        for model in MODELS:
-            run = runs.get(f"K = {k} | {model}") or runs[f" | {model}"]
-            accuracy, seconds = (np.array(run[what]) for what in ("accuracy", "seconds"))
-            took = f"{seconds.mean():#.2g} s"
-            cells.append(f"{accuracy.mean():.3f} ± {accuracy.std():.3f}, {took}")
-        yield f"| {' | '.join(cells)} |"
+def cell(run: dict[str, list[float]]) -> str:
+    """Mean test accuracy and its deviation, and mean seconds."""
+    accuracy, seconds = np.array(run["accuracy"]), np.mean(run["seconds"])
+    return f"{accuracy.mean():.3f} ± {accuracy.std():.3f}, {seconds:#.2g} s"
+
+
+def table_lines(results: dict[str, dict[str, dict[str, list[float]]]]) -> Iterator[str]:
+    """A row for each model, a column for each problem and number of centers."""
+    columns = [(name, k) for name in results for k in PROBLEMS[name].n_centers]
+    yield f"| model | {' | '.join(f'{name}, K = {k}' for name, k in columns)} |"
+    yield "|---|" + "---|" * len(columns)
+    for model in MODELS:
+        runs = (
+            results[name].get(f"K = {k} | {model}") or results[name][f" | {model}"]
+            for name, k in columns
+        )
+        yield f"| {model} | {' | '.join(map(cell, runs))} |"
 
 
 def main() -> None:
@@ -171,11 +179,10 @@ def main() -> None:
     warm = load_digits(return_X_y=True)
     for mapping in MAPPINGS:  # the first fit of all compiles the kernels
         RBFNetworkClassifier(mapping=mapping, max_iter=1).fit(np.float32(warm[0]), warm[1])
-    print("| data, centers | " + " | ".join(MODELS) + " |\n|---|" + "---|" * len(MODELS))
     for name in arguments.data:
         arrays = arrays_of(name)
         if arrays is None:
-            print(f"| {name} is not in ENTMEANS_DATA |")
+            print(f"{name} is not in ENTMEANS_DATA: left out.", file=sys.stderr)
             continue
         runs = results.setdefault(name, {})
         for seed in range(arguments.seeds):
@@ -184,7 +191,8 @@ def main() -> None:
                 run = runs.setdefault(model, {"accuracy": [], "seconds": []})
                 run["accuracy"].append(accuracy)
                 run["seconds"].append(seconds)
-        print("\n".join(table_rows(name, runs)), flush=True)
+            print(f"{name}: seed {seed} of {arguments.seeds} done", file=sys.stderr)
+    print("\n".join(table_lines(results)))
     if arguments.json:
         facts = {"machine": machine_facts(), "seeds": arguments.seeds, "runs": results}
         arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
