@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import scipy.sparse
+from sklearn.base import clone
 from sklearn.utils.estimator_checks import check_estimator
 
 from entmeans import EntMeans, RBFNetworkClassifier, RBFNetworkRegressor
@@ -46,6 +47,23 @@ def test_scikit_learn_conformance_checks_all_pass(name):
     assert not any(r["expected_to_fail"] for r in records)
     # The check that scikit-learn's own KMeans is excused from.
     assert "check_sample_weight_equivalence_on_dense_data" in {r["check_name"] for r in records}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_fit_that_fails_leaves_the_estimator_as_it_was(name):
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    y = np.arange(40) % 2
+    model = clone(ESTIMATORS[name])
+    with pytest.raises(ValueError, match="NaN"):
+        model.fit(np.full((40, 2), np.nan), y)
+    assert not hasattr(model, "n_features_in_")
+    model.fit(X, y)
+    before = dict(vars(model))
+    with pytest.raises(ValueError, match="NaN"):
+        model.fit(np.full((40, 2), np.nan), y)
+    with pytest.raises(ValueError, match="0 or more"):
+        model.fit(X[:, :2], y, sample_weight=-np.ones(40))
+    assert vars(model) == before
 
 
 def test_sparse_input_is_refused_with_a_remedy():

@@ -45,6 +45,15 @@ def slope(function, values, along, step=1e-6):
     return (ahead - behind) / (2 * step)
 
 
+def test_outcomes_that_no_loss_uses_pass_nothing_on():
+    points, weight, start = problem()
+    options = {"sample_weight": weight, "tol": 0.0, "max_iter": 2000}
+    points.requires_grad_()  # `gradcheck` asks for undefined gradients too
+    assert torch.autograd.gradcheck(
+        lambda x: soft_kmeans(x, start, 1.0, "softmax", **options).centers, points
+    )
+
+
 @pytest.mark.parametrize("gradient", ["implicit", "unroll"])
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("mapping", SOFT)
@@ -282,6 +291,36 @@ def test_implicit_gradients_of_centers_that_do_not_rest_say_so():
         found.centers.sum().backward()
 
 
+def test_implicit_gradients_of_centers_that_still_move_say_so():
+    generators = (torch.Generator().manual_seed(seed) for seed in (1, 2))
+    near, far = (torch.randn(40, 3, generator=g) for g in generators)
+    points = torch.cat([near, far + 2]).double().requires_grad_()
+    start = points.detach()[[0, 3, 41]]
+    found = soft_kmeans(points, start, 2.0, max_iter=10)
+    assert not found.converged
+    with pytest.warns(RuntimeWarning, match="not at rest"):
+        found.centers.sum().backward()
+    assert soft_kmeans(points, start, 2.0).converged
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_gradients_by_what_is_returned_are_its_own(gradient):
+    points, _, start = problem()
+    found = soft_kmeans(points.requires_grad_(), start, 1.0, gradient=gradient)
+    by_centers = torch.autograd.grad(found.centers.square().sum(), found.centers)[0]
+    assert torch.equal(by_centers, 2 * found.centers)
+
+
+def test_a_temperature_that_is_a_number_is_not_rounded():
+    points, _, start = problem()
+    for scale, t in ((1.0, 1.7), (1e-30, 1.7e-60)):
+        x, centers = scale * points, scale * start
+        tensor = torch.tensor(t, dtype=torch.float64)
+        one, other = (soft_kmeans(x, centers, value).responsibilities for value in (t, tensor))
+        assert torch.equal(one, other)
+        assert one.amax(1).min() < 0.9
+
+
 def test_convergence_is_counted_and_told():
     points, _, start = problem(seed=18)
     few = soft_kmeans(points, start, 0.5, max_iter=2)
@@ -334,15 +373,33 @@ def test_autocast_changes_nothing(sets):
         assert torch.equal(a, b)
 
 
-def test_far_from_the_origin_float32_finds_the_same_centers():
-    points, _, start = problem(seed=21)
-    moved = (points + 1e4).float()
-    exact = soft_kmeans(moved.double(), (start + 1e4).float().double(), 0.5).centers
-    found = soft_kmeans(moved.expand(2, -1, -1), (start + 1e4).float(), 0.5).centers
-    # A center has a rounding of 1e-3 there, and a step adds some to where it rests.
-    torch.testing.assert_close(found[0].double(), exact, rtol=0, atol=4e-3)
-    single = soft_kmeans(moved, (start + 1e4).float(), 0.5).centers
-    torch.testing.assert_close(single.double(), exact, rtol=0, atol=4e-3)
+@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize("offset", [0.0, 2.0**10, 2.0**17])
+def test_far_from_the_origin_float32_finds_the_same_centers(offset, gradient):
+    """In many small steps, from close to where all centers are equal, a saddle."""
+    points = (
+        torch.cat([0.3 * normal(50, 2, seed=3), 1 + 0.3 * normal(50, 2, seed=4)]) * 64
+    ).round()
+    start = torch.tensor([[0.5, 0.5], [0.53, 0.47]]).double() * 64
+    options = {"temperature": 1.2 * 64**2, "mapping": "softmax", "gradient": gradient}
+    near = points.clone().requires_grad_()
+    exact = soft_kmeans(near, start.round(), **options)
+    exact.responsibilities.square().sum().backward()
+    for sets in (False, True):
+        moved = (points + offset).float().requires_grad_()
+        x = moved.expand(2, -1, -1) if sets else moved
+        found = soft_kmeans(x, (start.round() + offset).float(), **options)
+        p, centers, iterations = (
+            (v[0] if sets else v) for v in (found.responsibilities, found.centers, found.iterations)
+        )
+        assert abs(iterations - exact.iterations) < 0.1 * exact.iterations + 3
+        assert exact.iterations > 50
+        rounding = offset * 2**-24
+        torch.testing.assert_close(
+            centers.double() - offset, exact.centers, rtol=1e-3, atol=1e-2 + 2 * rounding
+        )
+        p.square().sum().backward()
+        torch.testing.assert_close(moved.grad.double(), near.grad, rtol=2e-2, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -359,6 +416,10 @@ def test_far_from_the_origin_float32_finds_the_same_centers():
         ({"temperature": math.nan}, ValueError, "temperature"),
         ({"mapping": "hardmax"}, ValueError, "hardmax"),
         ({"mask": torch.ones(4)}, ValueError, "bool"),
+        ({"mask": [True] * 4}, TypeError, "mask must be a torch tensor"),
+        ({"sample_weight": [1.0] * 4}, TypeError, "sample_weight must be a torch tensor"),
+        ({"centers": torch.full((2, 2), math.nan)}, ValueError, "centers hold NaN"),
+        ({"points": torch.zeros(3, 4, 2), "centers": torch.zeros(2, 2, 2)}, ValueError, "do not"),
         ({"mask": torch.ones(5, dtype=torch.bool)}, ValueError, "mask"),
         ({"sample_weight": torch.ones(3)}, ValueError, "sample_weight"),
         ({"sample_weight": -torch.ones(4)}, ValueError, "0 or more"),

@@ -384,10 +384,26 @@ def test_clusters_under_autocast_are_as_exact_as_without():
     set_(layer.centers, layer.centers + 100)
     others = {"": layer.loss, "units": layer, "soft": layer.quantize, "labels": layer.predict}
     plain = {name: call(x) for name, call in others.items()}
+    perplexity = layer.usage(x).perplexity
     with torch.autocast("cpu", torch.bfloat16):
         for name, call in others.items():
             assert torch.equal(call(x), plain[name]), name
-        assert layer.usage(x).perplexity == pytest.approx(layer.usage(x).perplexity)
+        assert layer.usage(x).perplexity == perplexity
+
+
+@pytest.mark.parametrize("which", ["forward", "loss", "units of a network"])
+def test_backward_passes_under_autocast_are_as_exact_as_without(which):
+    made = network("per_center", d=16, dtype=torch.float32)
+    layer = made.clusters
+    call = {"forward": layer, "loss": layer.loss, "units of a network": made.units}[which]
+    found = []
+    for enabled in (False, True):
+        x = normal(50, 16, dtype=torch.float32).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            call(x).square().sum().backward()
+        found.append(x.grad)
+    assert found[0].any()
+    assert torch.equal(*found)
 
 
 # Derivatives
@@ -1079,7 +1095,7 @@ def test_training_while_it_cools_ends_at_k_means():
 
 
 @pytest.mark.filterwarnings("ignore")  # of the trainer's own: data loaders, devices, its imports
-def test_a_lightning_trainer_runs_optimizer_and_scheduler():
+def test_a_lightning_trainer_runs_optimizer_and_scheduler_and_goes_on_where_it_was(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lightning = pytest.importorskip("lightning")
@@ -1099,28 +1115,45 @@ def test_a_lightning_trainer_runs_optimizer_and_scheduler():
         def configure_optimizers(self):
             return CenterSGD(self.clusters, decay=1.0)
 
-    model, x = Model(), normal(48, 3)
-    scheduler = TemperatureScheduler(model, entmeans.Geometric(0.5, steps=2))
+    x = normal(48, 3)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=16)
-    lightning.Trainer(
-        max_epochs=4,
-        accelerator="cpu",
-        callbacks=[LambdaCallback(on_train_epoch_end=scheduler.step)],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    ).fit(model, loader)
-    assert model.seen == [t for t in (8.0, 4.0, 0.0, 0.0) for _ in range(3)]
+
+    def trained(max_epochs, checkpoint=None):
+        model = Model()
+        scheduler = TemperatureScheduler(model, entmeans.Geometric(0.5, steps=3))
+        cooling = LambdaCallback(
+            on_train_epoch_end=scheduler.step,
+            on_save_checkpoint=lambda _, __, state: state.update(cooling=scheduler.state_dict()),
+            on_load_checkpoint=lambda _, __, state: scheduler.load_state_dict(state["cooling"]),
+        )
+        trainer = lightning.Trainer(
+            max_epochs=max_epochs,
+            accelerator="cpu",
+            callbacks=[cooling],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(model, loader, ckpt_path=checkpoint)
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        return model
+
+    whole = trained(5)
+    assert whole.seen == [t for t in (8.0, 4.0, 2.0, 0.0, 0.0) for _ in range(3)]
+    trained(2)
+    resumed = trained(5, tmp_path / "last.ckpt")
+    assert resumed.seen == whole.seen[6:]
+    assert torch.equal(resumed.clusters.centers, whole.clusters.centers)
     layer = clusters()
     optimizer = CenterSGD(layer, decay=1.0)
-    for t in (8.0, 4.0, 0.0, 0.0):
+    for t in (8.0, 4.0, 2.0, 0.0, 0.0):
         layer.temperature = t
         for batch in x.split(16):
             optimizer.zero_grad()
             layer.loss(batch, "sum").backward()
             optimizer.step()
-    assert_close(model.clusters.centers, layer.centers, **CLOSE)
+    assert_close(whole.clusters.centers, layer.centers, **CLOSE)
 
 
 # Usage and revival
@@ -1202,6 +1235,35 @@ def test_row_39_an_encoder_that_shrinks_is_reported_while_its_loss_falls():
     assert "have shrunk to one" in str(warned[-1])
 
 
+@pytest.mark.parametrize(("n", "alarm"), [(98, False), (100, True)])
+def test_99_percent_of_the_mass_are_everything(n, alarm):
+    layer = clusters(2, 1, temperature=0.0)
+    set_(layer.centers, torch.tensor([[0.0], [5.0]]))
+    x = torch.cat([torch.linspace(-1, 1, n), torch.tensor([5.0])]).double().unsqueeze(1)
+    assert ("Center 0 has" in str(layer.usage(x).warning)) == alarm
+
+
+@pytest.mark.parametrize(("temperature", "alarm"), [(900.0, False), (1100.0, True)])
+def test_a_thousandth_of_the_temperature_is_one_point(temperature, alarm):
+    x, layer = torch.tensor([[-1.0], [1.0]]).double(), clusters(2, 1, temperature=temperature)
+    set_(layer.centers, x)
+    assert ("too hot" in str(layer.usage(x).warning)) == alarm
+
+
+@pytest.mark.parametrize("temperature", [1.0, math.inf])
+def test_centers_that_are_all_but_equal_are_reported(temperature):
+    x, layer = blobs(), clusters(4, 2, temperature=temperature)
+    set_(layer.centers, 3 + 1e-3 * normal(4, 2))
+    usage = layer.usage(x)
+    assert usage.perplexity == pytest.approx(4, rel=1e-2)
+    assert "centers have become one" in str(usage.warning)
+
+
+@pytest.mark.parametrize("x", [torch.empty(0, 3), torch.full((4, 3), math.nan)])
+def test_usage_of_no_points_says_so(x):
+    assert "no points" in str(clusters().usage(x.double()).warning)
+
+
 def test_points_that_are_all_but_equal_are_reported_at_temperature_zero_too():
     layer = clusters(1, 2, temperature=0.0)
     for x in (torch.ones(9, 2).double(), 1 + 1e-4 * normal(9, 2)):
@@ -1242,6 +1304,63 @@ def test_revival_follows_a_share_of_the_mass():
     assert 0 < share < 0.01
     assert layer.revive(x).tolist() == []
     assert layer.revive(x, min_share=0.01).tolist() == [2]
+
+
+@pytest.mark.parametrize("how", ["set to none", "in place"])
+def test_a_module_that_clears_its_gradients_clears_the_mass_of_a_skipped_step(how):
+    x, layer = normal(30, 3), clusters()
+    optimizer = CenterSGD(layer)
+    wanted = entmeans.statistics(x, layer.centers.detach(), 1.0).centers(layer.centers.detach())
+    layer.loss(10 + x).backward()
+    if how == "set to none":
+        nn.Sequential(layer).zero_grad()
+    else:
+        optimizer.zero_grad(set_to_none=False)
+    layer.loss(x).backward()
+    optimizer.step()
+    assert_close(layer.centers.detach(), wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda v: pickle.loads(pickle.dumps(v))])
+def test_an_optimizer_is_copied_with_its_layer(copied):
+    x, layer = normal(30, 3), clusters()
+    optimizer = CenterSGD(layer, decay=0.5)
+    layer.loss(x).backward()
+    optimizer.step()
+    pair = copied((layer, optimizer))
+    for one, moves in [(layer, optimizer), pair]:
+        moves.zero_grad()
+        one.loss(2 * x).backward()
+        moves.step()
+    assert torch.equal(pair[0].centers, layer.centers)
+    assert pair[0].centers is not layer.centers
+
+
+def test_a_grad_scaler_goes_on_after_an_overflow_whoever_clears_gradients():
+    x, layer = normal(30, 3), clusters()
+    scaler, optimizer = torch.amp.GradScaler("cpu"), CenterSGD(layer, decay=0.5)
+    wanted = entmeans.statistics(x, layer.centers.detach(), 1.0).centers(layer.centers.detach())
+    for factor in (math.inf, 1.0):
+        layer.zero_grad()
+        scaler.scale(layer.loss(x) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert_close(layer.centers.detach(), wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("bad", [normal(0, 3), torch.full((2, 3), math.nan).double()])
+def test_a_mass_that_is_no_number_is_refused_and_changes_nothing(bad):
+    x, layer = normal(30, 3), clusters()
+    optimizer = CenterSGD(layer, decay=0.5)
+    layer.loss(x).backward()
+    optimizer.step()
+    centers, mass = layer.centers.detach().clone(), optimizer.state[layer.mass]["mass"].clone()
+    optimizer.zero_grad()
+    layer.loss(bad).backward()
+    with pytest.raises(ValueError, match="no center has moved"):
+        optimizer.step()
+    assert torch.equal(layer.centers, centers)
+    assert torch.equal(optimizer.state[layer.mass]["mass"], mass)
 
 
 def test_whoever_clears_gradients_the_mass_of_a_batch_counts_once():
@@ -1382,18 +1501,28 @@ def test_drawn_centers_are_decided_by_the_generator_alone():
 
 
 @pytest.mark.parametrize("learn", [False, True])
-@each_mapping
+@pytest.mark.parametrize("mapping", SOFT)
 def test_drawn_centers_bring_a_temperature_where_it_is_asked_for(mapping, learn):
     x, layer = 100 * normal(5, 20, 3), clusters(mapping=mapping, learn_temperature=learn)
     layer.reset_centers(x)
     assert layer.temperature == 1
     layer.reset_centers(x, set_temperature=True)
     d = oracle.squared_distances(x.reshape(-1, 3), layer.centers.detach())
-    wanted = {"softmax": 0.5, "hard": 0.0}.get(mapping, 1.5) * d.min(1).mean()
+    wanted = {"softmax": 0.5}.get(mapping, 1.5) * d.min(1).mean()
     assert layer.temperature.item() == pytest.approx(wanted, rel=1e-12, abs=1e-300)
-    layer.reset_centers(x.new_ones(9, 3), set_temperature=True)  # every point has a center
+    layer.reset_centers(x.new_ones(9, 3), set_temperature=True)  # of no spread
     assert 0 <= layer.temperature.item() < 1e-300
     assert (layer.temperature > 0) == learn
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_a_network_with_a_center_on_each_point_can_learn(normalized):
+    x, made = normal(4, 3), network(normalized=normalized)
+    made.reset_centers(x)
+    variances = (x - x.mean(0)).square().sum(-1).mean()
+    assert made.temperatures.item() == pytest.approx(variances.item())
+    made(x + 0.3).sum().backward()
+    assert made.clusters.centers.grad.any()
 
 
 def test_a_network_draws_centers_and_finds_a_width():
@@ -1528,5 +1657,42 @@ def test_a_temperature_that_is_none_cannot_be_set(value):
 
 
 def test_no_points_have_no_centers():
-    with pytest.raises(ValueError, match="empty"):
-        clusters().reset_centers(normal(0, 3))
+    for call in (clusters().reset_centers, clusters().revive):
+        with pytest.raises(ValueError, match="empty"):
+            call(normal(0, 3))
+
+
+def test_optimizers_in_a_list_are_refused_before_a_center_moves():
+    layer = clusters()
+    with pytest.raises(TypeError, match="each by itself"):
+        layer.revive(normal(9, 3), [CenterSGD(layer)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_centers_in_half_precision_are_revived(dtype):
+    x, layer = normal(20, 3, dtype=dtype), clusters(dtype=dtype, temperature=0.5)
+    set_(layer.centers[2], torch.full((3,), 50.0))
+    assert layer.revive(x).tolist() == [2]
+    assert (layer.centers[2] == x).all(-1).any()
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e6])
+def test_a_learned_temperature_in_float16_leaves_the_range_of_float16(temperature):
+    layer = SoftKMeans(3, 2, temperature=temperature, learn_temperature=True, dtype=torch.float16)
+    assert layer.temperature.item() == pytest.approx(temperature, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("of_x", "of_network"),
+    [
+        (torch.float64, torch.float32),
+        (torch.float32, torch.float64),
+        (torch.float32, torch.bfloat16),
+    ],
+)
+@each_network
+def test_a_network_takes_points_of_another_dtype(widths, normalized, of_x, of_network):
+    x, made = normal(9, 3), network(widths, normalized)
+    found = copy.deepcopy(made).to(of_network)(x.to(of_x))
+    assert found.dtype == of_network
+    assert_close(found.double(), made(x), atol=5e-2, rtol=5e-2)

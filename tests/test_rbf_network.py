@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,15 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, loa
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import GridSearchCV, train_test_split
 
-from entmeans import EntMeans, RBFNetworkClassifier, RBFNetworkRegressor, anneal, kmeans_plusplus
+from entmeans import (
+    EntMeans,
+    RBFNetworkClassifier,
+    RBFNetworkRegressor,
+    anneal,
+    free_energy,
+    kmeans_plusplus,
+    reference_temperature,
+)
 from entmeans.nn import RBFNetwork
 
 BOTH = [RBFNetworkClassifier, RBFNetworkRegressor]
@@ -105,6 +114,63 @@ def test_the_clustering_loss_keeps_centers_in_clusters():
         model = quick(RBFNetworkClassifier, clustering_weight=weight, max_iter=100).fit(X, y)
         energies.append(-EntMeans.from_centers(model.cluster_centers_).score(X))
     assert energies[1] < energies[0]
+
+
+@pytest.mark.parametrize("init", ["k-means++", "anneal"])
+def test_the_first_loss_is_that_of_no_knowledge_and_the_weighted_free_energy(init):
+    X, y = blobs(1200)  # six batches: each counts by its points
+    options = {"init": init, "max_iter": 1, "learning_rate": 1e-12, "clustering_weight": 2.0}
+    model = quick(RBFNetworkClassifier, **options).fit(X, y)
+    points, centers = torch.from_numpy(X), torch.from_numpy(model.cluster_centers_)
+    temperature = 2 * reference_temperature(points, centers)
+    energy = free_energy(points, centers, temperature).item()
+    wanted = math.log(3) + 2.0 * energy / temperature
+    assert model.loss_curve_[0] == pytest.approx(wanted, rel=1e-6)
+    assert 2 * model.widths_**2 == pytest.approx(temperature, rel=1e-6)
+
+
+def test_the_learning_rate_falls_to_zero(monkeypatch):
+    made = []
+    build = RBFNetworkClassifier._optimizer
+
+    def optimizer(self, network, samples):
+        made.append(build(self, network, samples))
+        return made[-1]
+
+    monkeypatch.setattr(RBFNetworkClassifier, "_optimizer", optimizer)
+    X, y = blobs()
+    quick(RBFNetworkClassifier, max_iter=5).fit(X, y)
+    assert [group["lr"] for group in made[0].param_groups] == [0.0] * 3
+
+
+@both
+@each_width
+def test_a_fit_in_one_dtype_serves_the_other(kind, widths):
+    X, y = blobs()
+    for of_fit, other in ((np.float32, np.float64), (np.float64, np.float32)):
+        model = quick(kind, widths=widths).fit(X.astype(of_fit), y)
+        found, wanted = (outputs(model, X.astype(dtype)) for dtype in (other, of_fit))
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+        assert model.score(X.astype(other), y) > 0.8
+
+
+@both
+def test_a_score_looks_at_the_names_of_features(kind):
+    X, y = blobs()
+    for frame in (pd.DataFrame(X, columns=["a", "b"]), pl.DataFrame(X, schema=["a", "b"])):
+        model = quick(kind).fit(frame, y)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert model.score(frame, y) == pytest.approx(quick(kind).fit(X, y).score(X, y))
+        with pytest.raises(ValueError, match="feature names should match"):
+            model.score(frame[["b", "a"]], y)
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_targets_whose_squares_are_no_numbers_are_refused(scale):
+    X, y = blobs()
+    with pytest.raises(ValueError, match="y holds"):
+        RBFNetworkRegressor().fit(X, y * scale)
 
 
 # Parameters

@@ -258,6 +258,17 @@ def reference_temperature(
     return factor * reduce(near, weights(sample_weight, points), "mean").item()
 
 
+def soft_temperature(
+    points: Tensor,
+    centers: Tensor,
+    mapping: str | Mapping = "entmax15",
+    sample_weight: Tensor | None = None,
+) -> float:
+    """`reference_temperature`; the sum of the variances where that is 0, as each has a center."""
+    reference = reference_temperature(points, centers, mapping, sample_weight)
+    return reference or points.shape[1] * mean_variance(points, sample_weight)
+
+
 def relocate(points: Tensor, centers: Tensor, empty: Tensor, weight: Tensor | None) -> Tensor:
     """Centers with each empty one moved onto the point that is then farthest from all of them."""
     centers = centers.clone()

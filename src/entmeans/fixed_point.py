@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .functional import free_energy, responsibilities, statistics
-from .inputs import check_count, check_temperature, computed_in, wide
+from .inputs import check_count, check_temperature, check_tensor, computed_in, wide
 from .mappings import HARD, Mapping, get_mapping
 from .operators import in_full_precision
 from .seeding import kmeans_plusplus
@@ -106,15 +106,19 @@ def soft_kmeans(
     The free energy has the same gradient in all three, since it does not change with the centers at
     rest.  The implicit gradient solves H v = g, where H is the Hessian of F_T at rest, by conjugate
     gradients with the masses as preconditioner; neither H nor an N x K x D Jacobian is ever formed.
-    It cannot be differentiated again: use "unroll" for that, and within `torch.func`.
+    It cannot be differentiated again: use "unroll" for that, and within `torch.func` (but for
+    `vmap`, in whose place there are batches).
 
     Softmax and entmax15 have continuous first derivatives for T > 0.  Sparsemax has kinks where a
     share just vanishes: the derivative there is that of the side where it is 0.  At T = 0 labels
     count as constants, and so does which of several equally near centers has the point.  A center
     without mass stays where it started, with no gradient.
 
-    Where all shares are one-hot, gradients say nothing about other ways to share: start at a
-    temperature of the order of `reference_temperature`.
+    Where all shares are one-hot, gradients say nothing about other ways to share; where it is so
+    hot that centers merge, all sets look alike.  Between lies the order of `reference_temperature`.
+
+    Where centers crawl to rest, ``tol=1e-4``, as in `anneal`, takes fewer steps, for an implicit
+    gradient that is less exact.
 
     References
     ----------
@@ -142,9 +146,14 @@ def soft_kmeans(
         raise ValueError(f"tol must be a number of 0 or more, got {tol!r}.")
     number, rule = check_temperature(temperature), get_mapping(mapping)
     rule = HARD if number == 0 else rule
-    t = temperature if isinstance(temperature, Tensor) else torch.tensor(number).double()
+    t = temperature
+    if not isinstance(t, Tensor):
+        t = torch.tensor(number, dtype=torch.float64)
     points, weight = _points_and_weights(points, mask, sample_weight)
-    points, start = _start(points, centers, weight, generator)
+    points, given = _start(points, centers, weight, generator)
+    # Where the origin is must not decide how finely centers round, and so when they rest.
+    shift = _of_each(common_shift, given).unsqueeze(-2)
+    points, start = points - shift, given - shift
 
     def step(centers: Tensor) -> Tensor:
         return means(*_sums(points, centers, weight, t, rule), centers)
@@ -155,14 +164,15 @@ def soft_kmeans(
         found = step(found)
     if gradient == "implicit" and found.requires_grad:
         constant = None if weight is None else weight.detach()
-        held = points.detach(), found.detach(), constant, t.detach(), rule
-        found.register_hook(lambda gradient: _through_rest(*held, gradient))
+        held = points.detach(), found.detach(), constant, t.detach(), rule, converged
+        found.register_hook(lambda g: None if g is None else _through_rest(*held, g))
     p = _of_each(responsibilities, points, found, t, rule)
     if mask is not None:
         p = p.masked_fill(~mask.unsqueeze(-1), 0.0)
     energy = _of_each(free_energy, points, found, t, rule, weight, "sum")
     total = _weights(points, weight).sum(-1)
     mean = energy / torch.where(total == 0, 1.0, total)
+    found = given.detach() + (found - start.detach())  # exactly as given where nothing moved
     return FixedPoint(found, p, mean, iterations, converged)
 
 
@@ -206,6 +216,7 @@ def _points_and_weights(
         )
     points, weight, shape = points.to(computed_in(points.dtype)), None, points.shape[:-1]
     if sample_weight is not None:
+        check_tensor(sample_weight, "sample_weight")
         if sample_weight.shape not in (shape, shape[-1:]):
             raise ValueError(
                 f"sample_weight must have shape {tuple(shape)}, one weight for each point, got "
@@ -215,6 +226,7 @@ def _points_and_weights(
         if not (weight.isfinite() & (weight >= 0)).all():
             raise ValueError("sample_weight must hold finite numbers of 0 or more.")
     if mask is not None:
+        check_tensor(mask, "mask")
         if mask.dtype is not torch.bool or mask.shape != shape:
             raise ValueError(
                 f"mask must be of bool and shape {tuple(shape)}, False for padding, got "
@@ -233,11 +245,14 @@ def _start(
     """Points and first centers (..., K, D), one for each set, in one dtype."""
     if isinstance(centers, Tensor):
         *_, d = points.shape
-        if centers.shape[-1:] != (d,) or 0 in centers.shape or centers.ndim not in (2, points.ndim):
+        fits = centers.ndim > 1 and centers.shape[:-2] in ((), points.shape[:-2])
+        if centers.shape[-1:] != (d,) or 0 in centers.shape or not fits:
             raise ValueError(
-                f"centers {tuple(centers.shape)} do not fit points {tuple(points.shape)}: one or "
-                "more for each set, of the same number of features."
+                f"centers {tuple(centers.shape)} do not fit points {tuple(points.shape)}: (K, D) "
+                "for all sets, or (B, K, D), of the same number of features."
             )
+        if not centers.isfinite().all():
+            raise ValueError("centers hold NaN or infinity.")
         dtype = torch.promote_types(points.dtype, computed_in(centers.dtype))
         shape = (*points.shape[:-2], *centers.shape[-2:])
         return points.to(dtype), centers.to(dtype).expand(shape)
@@ -273,7 +288,7 @@ def _at_rest(
         shift = wide(moved.detach() - centers.detach()).square().sum((-2, -1))
         centers = torch.where(at_rest[..., None, None], centers, moved)
         iterations = iterations + ~at_rest
-        size = wide(centers.detach()).square().sum((-2, -1)) + centers[0].numel() * variance
+        size = wide(centers.detach()).square().sum((-2, -1)) + centers.shape[-2:].numel() * variance
         at_rest = at_rest | (shift <= torch.maximum(tol * variance, rounding * size))
         if at_rest.all():
             break
@@ -295,12 +310,14 @@ def _weights(points: Tensor, weight: Tensor | None) -> Tensor:
     return torch.ones_like(points[..., 0]) if weight is None else weight
 
 
+@in_full_precision
 def _through_rest(
     points: Tensor,
     centers: Tensor,
     weight: Tensor | None,
     temperature: Tensor,
     mapping: Mapping,
+    at_rest: Tensor,
     gradient: Tensor,
 ) -> Tensor:
     """The derivative by the outcome of the last step, from that by centers at rest.
@@ -311,7 +328,8 @@ def _through_rest(
     """
     if torch.is_grad_enabled():
         raise RuntimeError(
-            'implicit gradients cannot be differentiated again: use gradient="unroll".'
+            "implicit gradients cannot be differentiated again, nor within torch.func: use "
+            'gradient="unroll".'
         )
     with torch.enable_grad():
         centers = centers.detach().requires_grad_()
@@ -349,10 +367,10 @@ def _through_rest(
         new = scaled(residual)
         before, size = size, torch.where(going, dot(residual, new), size)
         direction = new + size / torch.where(before == 0, 1.0, before) * direction
-    if not (size <= enough).all():
+    if not (at_rest.all() and (size <= enough).all()):
         warnings.warn(
             "soft_kmeans: the implicit gradient is inexact, because the centers are not at rest at "
-            'a minimum of the free energy. Raise max_iter, or use gradient="unroll".',
+            'a minimum of the free energy. Raise max_iter or tol, or use gradient="unroll".',
             RuntimeWarning,
             stacklevel=2,
         )

@@ -16,11 +16,15 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.is_floating_point else torch.float64
 
 
+def check_tensor(value: Any, name: str) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}.")
+
+
 def same_kind(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
     """Points and centers in one dtype: integers in float64, half precision in float32."""
     for name, value in (("points", points), ("centers", centers)):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}.")
+        check_tensor(value, name)
         if value.ndim != 2:
             raise ValueError(f"{name} must have shape (n, n_features), got {tuple(value.shape)}.")
         if value.is_complex():
@@ -55,10 +59,7 @@ def weights(sample_weight: Tensor | None, points: Tensor) -> Tensor | None:
     """Weights (N,) in the dtype of the points; None, where none are given, is 1 for all."""
     if sample_weight is None:
         return None
-    if not isinstance(sample_weight, Tensor):
-        raise TypeError(
-            f"sample_weight must be a torch tensor, got {type(sample_weight).__name__}."
-        )
+    check_tensor(sample_weight, "sample_weight")
     if sample_weight.shape != points.shape[:1]:
         raise ValueError(
             f"sample_weight must have shape ({len(points)},), one weight for each point, "

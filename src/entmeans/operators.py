@@ -335,6 +335,7 @@ def squared_distances_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tens
     return by_distances(points, centers, gradient)
 
 
+@in_full_precision
 def by_distances(points: Tensor, centers: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """Derivatives by points and centers from those by all distances (N, K)."""
     shift = step.common_shift(centers)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +17,24 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from ..inputs import checked_weights, computed_in
+
+Fit = TypeVar("Fit", bound=Callable[..., Any])
+
+
+def all_or_nothing(fit: Fit) -> Fit:
+    """The method of an estimator; where it fails, the estimator stays as it was."""
+
+    @functools.wraps(fit)
+    def run(self: Any, *arguments: Any, **options: Any) -> Any:
+        before = dict(vars(self))
+        try:
+            return fit(self, *arguments, **options)
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+
+    return run  # type: ignore[return-value]
 
 
 class TakesPoints:

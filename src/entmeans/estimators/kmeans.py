@@ -30,6 +30,7 @@ from ..schedules import Schedule, get_schedule
 from ..seeding import kmeans_plusplus, random_centers
 from .arrays import (
     PointsEstimator,
+    all_or_nothing,
     check_rules,
     given_centers,
     is_auto,
@@ -180,6 +181,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
         """
         return self._fit(X, sample_weight)
 
+    @all_or_nothing
     @torch.no_grad()
     def _fit(
         self, X: Any, sample_weight: Any = None, on_step: Callable[[Step], None] | None = None
@@ -235,7 +237,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
                 f"Number of distinct clusters ({found}) found smaller than n_clusters "
                 f"({self.n_clusters}). Possibly due to {reason}.",
                 ConvergenceWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         return self
 
@@ -289,7 +291,7 @@ class EntMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, 
                     f"init gives the initial centers: n_init={self.n_init} is not used, there is "
                     "one start.",
                     RuntimeWarning,
-                    stacklevel=5,
+                    stacklevel=6,
                 )
             yield given_centers(self.init, "n_clusters", self.n_clusters, points)
             return

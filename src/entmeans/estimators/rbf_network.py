@@ -24,15 +24,17 @@ from sklearn.utils.validation import (
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ..fit import anneal, mean_variance, reference_temperature
+from ..fit import anneal, mean_variance, soft_temperature
 from ..inputs import ones, wide
 from ..mappings import Mapping, get_mapping
 from ..nn import RBFNetwork
 from ..seeding import kmeans_plusplus
 from .arrays import (
     TakesPoints,
+    all_or_nothing,
     array_of,
     check_rules,
+    check_values,
     given_centers,
     is_auto,
     is_flag,
@@ -131,6 +133,7 @@ class RBFNetworkEstimator(TakesPoints):
         self.verbose = verbose
         self.device = device
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train the network.
 
@@ -174,7 +177,8 @@ class RBFNetworkEstimator(TakesPoints):
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The mean accuracy of a classifier, R^2 of a regressor."""
         weight = None if sample_weight is None else array_of(sample_weight)
-        return super().score(array_of(X), array_of(y), weight)  # type: ignore[misc]
+        X = array_of(X) if isinstance(X, Tensor) else X  # frames name their features
+        return super().score(X, array_of(y), weight)  # type: ignore[misc]
 
     @abstractmethod
     def _targets(self, y: Any, points: Tensor) -> Tensor:
@@ -208,9 +212,7 @@ class RBFNetworkEstimator(TakesPoints):
                 dtype=points.dtype,
             )
         network.to(points.device)
-        temperature = FIRST_WIDTH * reference_temperature(points, centers, self.mapping, weight)
-        # Where every point has a center, how far they are apart is the only scale.
-        temperature = temperature or points.shape[1] * mean_variance(points, weight)
+        temperature = FIRST_WIDTH * soft_temperature(points, centers, self.mapping, weight)
         with torch.no_grad():
             network.clusters.centers.copy_(centers)
             network.clusters.temperature = max(temperature, torch.finfo(points.dtype).tiny)
@@ -403,7 +405,8 @@ class RBFNetworkClassifier(RBFNetworkEstimator, ClassifierMixin, BaseEstimator):
         The factor of the free energy, counted in the first temperature: it has no units.
     joint : bool
         False is the classical training in two stages: centers and widths stay as they are at first,
-        and only the read-out learns.
+        and only the read-out learns.  The first stage is ``init``: "anneal" runs K-means,
+        "k-means++" only its draw.
     learning_rate : float
         Of Adam, falling linearly to 0 over ``max_iter`` epochs; four times that for the read-out.
         For centers, in units of the root of the mean variance of the features: the scale of ``X``
@@ -529,7 +532,9 @@ class RBFNetworkRegressor(RBFNetworkEstimator, RegressorMixin, BaseEstimator):  
         dtype = np.float32 if points.dtype == torch.float32 else np.float64
         y = targets_of(self, y, points, dtype=dtype)
         self._one_number = y.ndim == 1
-        return torch.tensor(y.reshape(len(y), -1))
+        targets = torch.tensor(y.reshape(len(y), -1))
+        check_values(targets, "y")
+        return targets
 
     def _task(self, samples: Samples) -> Task:
         _, targets, weight = samples

@@ -11,9 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..fit import reference_temperature, relocate
+from ..fit import relocate, soft_temperature
 from ..functional import free_energy, nearest, responsibilities, squared_distances, statistics
-from ..inputs import check_count, check_temperature, computed_in, same_kind, wide
+from ..inputs import (
+    check_count,
+    check_temperature,
+    check_tensor,
+    computed_in,
+    same_kind,
+    wide,
+)
 from ..mappings import Hard, Mapping, get_mapping
 from ..operators import probabilities
 from ..seeding import kmeans_plusplus
@@ -25,14 +32,14 @@ ALL_MASS = 0.99
 
 NO_SPREAD = 1e-3
 """Points are one if their spread is below this many temperatures, or their distance from their mean
-below this share of their norm."""
+below this share of their norm; centers, if theirs is below this share of that of the points."""
 
 
 class CollapseWarning(UserWarning):
     """The clusters, or the points themselves, have become one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Usage:
     """How the centers of a layer share the points.
 
@@ -46,9 +53,10 @@ class Usage:
     spread : float
         The mean squared distance of the points to their mean.
     warning : CollapseWarning or None
-        What is wrong, for ``warnings.warn``: one center has 99 % of the mass; or the points are
-        one, because their spread is below a thousandth of the temperature, or they differ by less
-        than a thousandth of their norm.
+        What is wrong, for ``warnings.warn``: one center has 99 % of the mass; the points are one,
+        because their spread is below a thousandth of the temperature, or they differ by less than a
+        thousandth of their norm; the centers are one, because they differ by less than a thousandth
+        of what the points do; or there are no points, or NaN among them.
     """
 
     mass: Tensor
@@ -225,7 +233,8 @@ class SoftKMeans(nn.Module):
         ----------
         x : Tensor, shape (..., D)
         set_temperature : bool
-            Set the temperature too, to the `reference_temperature` of these points and centers.
+            Set the temperature too, to the `reference_temperature` of these points and centers;
+            where every point has a center, to the sum of the variances of the features.
         generator : torch.Generator, optional
         process_group : ProcessGroup, optional
             Where `torch.distributed` is initialized, every process of the group (default: all)
@@ -236,10 +245,10 @@ class SoftKMeans(nn.Module):
         self.centers.copy_(from_first(centers, process_group))
         self._waiting = False
         if set_temperature:
-            reference = reference_temperature(points, self.centers, self.mapping)
-            if self.learn_temperature:  # which never is 0, as where every point has a center
-                reference = max(reference, torch.finfo(computed_in(points.dtype)).tiny)
-            self.temperature = reference
+            temperature = soft_temperature(points, self.centers, self.mapping)
+            if self.learn_temperature:  # which never is 0, as where all points are equal
+                temperature = max(temperature, torch.finfo(points.dtype).tiny)
+            self.temperature = temperature
 
     @torch.no_grad()
     def revive(
@@ -268,6 +277,8 @@ class SoftKMeans(nn.Module):
         Tensor of int64
             The indices of the moved centers.
         """
+        if not all(isinstance(each, torch.optim.Optimizer) for each in optimizers):
+            raise TypeError("revive takes points, and then optimizers, each by itself.")
         points = self._finite(gathered(self._points(x), process_group))
         mass = statistics(points, self.centers, self.temperature, self.mapping).mass
         dead = mass <= min_share * mass.sum()
@@ -290,20 +301,31 @@ class SoftKMeans(nn.Module):
         found = statistics(points, self.centers, self.temperature, self.mapping)
         shares = found.mass / found.mass.sum()
         perplexity = torch.special.entr(shares).sum().exp().item()
-        values = wide(points)
-        spread = (values - values.mean(0)).square().sum(-1).mean().item()
-        norm = values.square().sum(-1).mean().item()
+        spread, norm = spread_of(points), wide(points).square().sum(-1).mean().item()
         temperature, warning = self.temperature.item(), None
-        if self.n_clusters > 1 and shares.amax() >= ALL_MASS:
+        if not math.isfinite(spread):
+            warning = "There are no points, or NaN or infinity is among them."
+        elif self.n_clusters > 1 and shares.amax() >= ALL_MASS:
             warning = (
                 f"Center {int(shares.argmax())} has {shares.amax():.1%} of the mass: revive the "
                 "others, or raise the temperature."
             )
-        elif spread <= NO_SPREAD**2 * norm or spread <= NO_SPREAD * temperature < math.inf:
+        elif spread <= NO_SPREAD**2 * norm:
             warning = (
                 f"The points have shrunk to one: their spread is {spread:.3g}, at a mean squared "
-                f"norm of {norm:.3g} and a temperature of {temperature:.3g}. Lower the weight of "
-                "the clustering loss, add one that keeps points apart, or lower the temperature."
+                f"norm of {norm:.3g}. Lower the weight of the clustering loss, or add one that "
+                "keeps points apart."
+            )
+        elif spread <= NO_SPREAD * temperature < math.inf:
+            warning = (
+                f"The points have shrunk to one, or it is too hot to tell them apart: their spread "
+                f"is {spread:.3g}, the temperature {temperature:.3g}. Lower the weight of the "
+                "clustering loss, or the temperature."
+            )
+        elif self.n_clusters > 1 and spread_of(self.centers) <= NO_SPREAD**2 * spread:
+            warning = (
+                "The centers have become one, and equal ones stay equal: lower the temperature, "
+                "and call reset_centers."
             )
         about = None if warning is None else CollapseWarning(warning)
         return Usage(found.mass, perplexity, spread, about)
@@ -344,6 +366,8 @@ class SoftKMeans(nn.Module):
                 '"sum".'
             )
         found = statistics(*at)
+        if not torch.compiler.is_compiling() and self.centers.is_leaf and self.centers.grad is None:
+            self.mass.grad = None  # cleared with the other, as by the zero_grad of a module
         # The sum with the mass is 0.  Its gradient is not, and goes the way of all others: through
         # factors of the loss, accumulation, scaling, and zero_grad.
         energy = found.free_energy + found.mass.detach() @ self.mass.to(found.mass)
@@ -355,6 +379,7 @@ class SoftKMeans(nn.Module):
         """Points (N, D), 0 where they have no weight, and the weights (N,)."""
         if sample_weight is None:
             return self._points(x), None
+        check_tensor(sample_weight, "sample_weight")
         if sample_weight.shape != x.shape[:-1]:
             raise ValueError(
                 f"sample_weight must have shape {tuple(x.shape[:-1])}, one weight for each point, "
@@ -388,9 +413,11 @@ class SoftKMeans(nn.Module):
         return x if x.ndim == 2 else x.reshape(-1, self.n_features)
 
     def _finite(self, points: Tensor) -> Tensor:
+        if not len(points):
+            raise ValueError("x is empty: it holds no points to put centers on.")
         if not points.isfinite().all():
             raise ValueError("x holds NaN or infinity: no center can be put there.")
-        return points.to(torch.promote_types(points.dtype, self.centers.dtype))
+        return points.to(computed_in(self._dtype(points)))
 
     def _dtype(self, x: Tensor) -> torch.dtype:
         return torch.promote_types(x.dtype, self.centers.dtype)
@@ -464,6 +491,7 @@ class RBFNetwork(nn.Module):
                 f"mapping={mapping!r} passes no gradient to centers and widths: use a soft one."
             )
         kind: dict[str, Any] = {"device": device, "dtype": dtype}
+        check_count(n_outputs, "n_outputs")
         self.normalized = normalized
         self.clusters = SoftKMeans(
             n_centers, n_features, temperature=2.0, mapping=mapping, learn_temperature=True, **kind
@@ -490,7 +518,7 @@ class RBFNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs (..., M) for points (..., D)."""
-        return self.readout(self.units(x))
+        return self.readout(self.units(x).to(self.readout.weight.dtype))
 
     def units(self, x: Tensor) -> Tensor:
         """The activations (..., K) of the units for points (..., D)."""
@@ -529,7 +557,7 @@ class RBFNetwork(nn.Module):
     ) -> None:
         """Draw the centers from points (..., D), and set all temperatures.
 
-        These get the `reference_temperature`.  Parameters are those of `SoftKMeans.reset_centers`.
+        This is `SoftKMeans.reset_centers` with ``set_temperature=True``.
         """
         self.clusters.reset_centers(
             x, set_temperature=True, generator=generator, process_group=process_group
@@ -542,7 +570,14 @@ class RBFNetwork(nn.Module):
         return f"widths={widths!r}, normalized={self.normalized}"
 
 
+def spread_of(points: Tensor) -> float:
+    """The mean squared distance of points (N, D) to their mean."""
+    values = wide(points)
+    return (values - values.mean(0)).square().sum(-1).mean().item()
+
+
 def exponential(log: Tensor) -> Tensor:
-    """exp as a normal number of the dtype, with a derivative that is never infinity times 0."""
+    """exp as a normal number, with a derivative that is never infinity times 0."""
+    log = log.to(computed_in(log.dtype))  # the range of float16 is too small for the outcome
     kind = torch.finfo(log.dtype)
     return positive(log.clamp(math.log(kind.tiny), math.log(kind.max) - 1).exp(), log)

@@ -97,7 +97,8 @@ class CenterSGD(torch.optim.Optimizer):
 
     mass_j <- decay * mass_j + (mass of the batch): with ``decay=0`` of each batch by itself; with
     1 of all so far, the update of mini-batch K-means (Sculley 2010); between, the moving average of
-    learned codebooks (van den Oord et al. 2017).  A factor of the loss cancels.
+    learned codebooks (van den Oord et al. 2017).  A factor of the loss cancels; clipping of
+    gradients, which the mass knows nothing of, makes the step smaller.
 
     Parameters
     ----------
@@ -108,7 +109,8 @@ class CenterSGD(torch.optim.Optimizer):
     lr : float
         1 is the step of K-means.
     decay : float
-        Between 0 and 1.
+        Between 0 and 1.  Where batches differ in size, only losses of ``reduction="sum"`` count
+        each point once.
     process_group : ProcessGroup, optional
         Where `torch.distributed` is initialized, gradients and masses are averaged over the group
         (default: all processes) before the step, with or without `DistributedDataParallel`: with
@@ -151,6 +153,10 @@ class CenterSGD(torch.optim.Optimizer):
         super().__init__([layer.centers, layer.mass], {"lr": lr, "decay": decay})
         self.process_group = process_group
 
+    def __getstate__(self) -> dict[str, Any]:
+        # torch knows of no attributes beside its own.  A group cannot be copied, and says so.
+        return {**super().__getstate__(), "process_group": self.process_group}
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move the centers."""
@@ -165,10 +171,16 @@ class CenterSGD(torch.optim.Optimizer):
         if batch.grad is None:
             raise RuntimeError(
                 "the centers have a gradient but no mass: CenterSGD needs layer.loss(x), the free "
-                "energy, among the losses."
+                "energy, among the losses, computed after this optimizer was made and passed by "
+                "backward() (and no later CenterSGD of the same layer)."
             )
         gradient = averaged(wide(centers.grad), self.process_group)
         now = averaged(batch.grad.to(gradient), self.process_group)
+        if not now.isfinite().all():
+            raise ValueError(
+                "the mass of the batch is NaN or infinite, and no center has moved: NaN among the "
+                'points, or a mean over none of them, as of an empty shard (take reduction="sum").'
+            )
         state = self.state[batch]  # of float64, as is what `load_state_dict` makes of it
         mass = state["mass"] = group["decay"] * state.get("mass", 0.0) + now
         step = group["lr"] * gradient / (2 * mass).unsqueeze(-1)
