@@ -1077,6 +1077,9 @@ def test_what_has_no_temperature_to_set_cannot_be_scheduled():
             TemperatureScheduler(module)
     with pytest.raises(ValueError, match="geometric, linear"):
         TemperatureScheduler(clusters(), "cosine")
+    for bad in (math.nan, -1.0):
+        with pytest.raises(ValueError, match="must give 0 or more"):
+            TemperatureScheduler(clusters(), lambda i, bad=bad: bad)
 
 
 def test_training_while_it_cools_ends_at_k_means():
@@ -1262,6 +1265,9 @@ def test_centers_that_are_all_but_equal_are_reported(temperature):
 @pytest.mark.parametrize("x", [torch.empty(0, 3), torch.full((4, 3), math.nan)])
 def test_usage_of_no_points_says_so(x):
     assert "no points" in str(clusters().usage(x.double()).warning)
+    layer = clusters()
+    set_(layer.centers[2], torch.full((3,), math.nan))
+    assert "in the centers" in str(layer.usage(normal(9, 3)).warning)
 
 
 def test_points_that_are_all_but_equal_are_reported_at_temperature_zero_too():
@@ -1348,15 +1354,22 @@ def test_a_grad_scaler_goes_on_after_an_overflow_whoever_clears_gradients():
     assert_close(layer.centers.detach(), wanted, **CLOSE)
 
 
-@pytest.mark.parametrize("bad", [normal(0, 3), torch.full((2, 3), math.nan).double()])
-def test_a_mass_that_is_no_number_is_refused_and_changes_nothing(bad):
+@pytest.mark.parametrize(
+    ("bad", "other"),
+    [
+        (normal(0, 3), 0.0),
+        (torch.full((2, 3), math.nan, dtype=torch.float64), 0.0),
+        (normal(2, 3), math.nan),
+    ],
+)
+def test_gradients_that_are_no_numbers_are_refused_and_change_nothing(bad, other):
     x, layer = normal(30, 3), clusters()
     optimizer = CenterSGD(layer, decay=0.5)
     layer.loss(x).backward()
     optimizer.step()
     centers, mass = layer.centers.detach().clone(), optimizer.state[layer.mass]["mass"].clone()
     optimizer.zero_grad()
-    layer.loss(bad).backward()
+    (layer.loss(bad) + other * layer.centers.sum()).backward()
     with pytest.raises(ValueError, match="no center has moved"):
         optimizer.step()
     assert torch.equal(layer.centers, centers)

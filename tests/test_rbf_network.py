@@ -166,11 +166,23 @@ def test_a_score_looks_at_the_names_of_features(kind):
             model.score(frame[["b", "a"]], y)
 
 
-@pytest.mark.parametrize("scale", [1e200, 1e-200])
-def test_targets_whose_squares_are_no_numbers_are_refused(scale):
-    X, y = blobs()
+@pytest.mark.parametrize(
+    ("scale", "dtype"),
+    [(1e200, np.float64), (1e40, np.float32), (1e-40, np.float32), (1e-310, np.float64)],
+)
+def test_targets_out_of_range_are_refused(scale, dtype):
+    X, y = blobs(dtype=dtype)
     with pytest.raises(ValueError, match="y holds"):
         RBFNetworkRegressor().fit(X, y * scale)
+
+
+@pytest.mark.parametrize(
+    ("scale", "dtype"), [(1e30, np.float32), (1e-30, np.float32), (1e-150, np.float64)]
+)
+def test_targets_of_all_other_scales_are_learned(scale, dtype):
+    X, y = blobs(dtype=dtype)
+    one, other = (quick(RBFNetworkRegressor).fit(X, y * s).score(X, y * s) for s in (1.0, scale))
+    assert other == pytest.approx(one, abs=1e-2)
 
 
 # Parameters

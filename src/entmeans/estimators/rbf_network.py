@@ -529,12 +529,17 @@ class RBFNetworkRegressor(RBFNetworkEstimator, RegressorMixin, BaseEstimator):  
         return like(X, outputs.squeeze(1) if self._one_number else outputs)
 
     def _targets(self, y: Any, points: Tensor) -> Tensor:
-        dtype = np.float32 if points.dtype == torch.float32 else np.float64
-        y = targets_of(self, y, points, dtype=dtype)
+        y = targets_of(self, y, points, dtype=np.float64)
         self._one_number = y.ndim == 1
         targets = torch.tensor(y.reshape(len(y), -1))
-        check_values(targets, "y")
-        return targets
+        check_values(targets, "y", small=False)
+        largest, kind = targets.abs().amax().item(), torch.finfo(points.dtype)
+        if largest > kind.max or 0 < largest < kind.tiny:
+            raise ValueError(
+                f"y holds values up to {largest:.3g}, out of the range of {points.dtype}, in which "
+                "X is: scale y, or use float64."
+            )
+        return targets.to(points.dtype)
 
     def _task(self, samples: Samples) -> Task:
         _, targets, weight = samples

@@ -56,7 +56,7 @@ class Usage:
         What is wrong, for ``warnings.warn``: one center has 99 % of the mass; the points are one,
         because their spread is below a thousandth of the temperature, or they differ by less than a
         thousandth of their norm; the centers are one, because they differ by less than a thousandth
-        of what the points do; or there are no points, or NaN among them.
+        of what the points do; or there are no points, or NaN in them or in the centers.
     """
 
     mass: Tensor
@@ -303,8 +303,8 @@ class SoftKMeans(nn.Module):
         perplexity = torch.special.entr(shares).sum().exp().item()
         spread, norm = spread_of(points), wide(points).square().sum(-1).mean().item()
         temperature, warning = self.temperature.item(), None
-        if not math.isfinite(spread):
-            warning = "There are no points, or NaN or infinity is among them."
+        if not math.isfinite(spread) or math.isnan(perplexity):
+            warning = "There are no points, or NaN or infinity is in them or in the centers."
         elif self.n_clusters > 1 and shares.amax() >= ALL_MASS:
             warning = (
                 f"Center {int(shares.argmax())} has {shares.amax():.1%} of the mass: revive the "
@@ -367,7 +367,7 @@ class SoftKMeans(nn.Module):
             )
         found = statistics(*at)
         if not torch.compiler.is_compiling() and self.centers.is_leaf and self.centers.grad is None:
-            self.mass.grad = None  # cleared with the other, as by the zero_grad of a module
+            self.mass.grad = None  # that of centers has been cleared by a module
         # The sum with the mass is 0.  Its gradient is not, and goes the way of all others: through
         # factors of the loss, accumulation, scaling, and zero_grad.
         energy = found.free_energy + found.mass.detach() @ self.mass.to(found.mass)

@@ -84,6 +84,10 @@ class TemperatureScheduler:
 
     def _set(self) -> None:
         multiple = self.schedule(self.n_steps)
+        if not multiple >= 0:
+            raise ValueError(
+                f"the schedule must give 0 or more, got {multiple} for step {self.n_steps}."
+            )
         for layer, first in zip(self.layers, self.first, strict=True):
             layer.temperature = max(self.final_temperature, first * multiple if multiple else 0.0)
 
@@ -105,7 +109,9 @@ class CenterSGD(torch.optim.Optimizer):
     layer : SoftKMeans
         Its `loss`, in the mean or the sum, must be among the losses; from then on its gradients
         bring the mass along.  Keep ``layer.centers`` out of other optimizers, which would move them
-        a second time.
+        a second time.  Clear gradients by the ``zero_grad`` of this one: that of a module clears
+        the mass with the next loss, but neither in a compiled layer nor with
+        ``set_to_none=False``.
     lr : float
         1 is the step of K-means.
     decay : float
@@ -176,10 +182,11 @@ class CenterSGD(torch.optim.Optimizer):
             )
         gradient = averaged(wide(centers.grad), self.process_group)
         now = averaged(batch.grad.to(gradient), self.process_group)
-        if not now.isfinite().all():
+        if not (gradient.isfinite().all() and now.isfinite().all()):
             raise ValueError(
-                "the mass of the batch is NaN or infinite, and no center has moved: NaN among the "
-                'points, or a mean over none of them, as of an empty shard (take reduction="sum").'
+                "the gradient or the mass of the batch is NaN or infinite, and no center has "
+                "moved: NaN among the points or in another loss, or a mean over no points, as of "
+                'an empty shard (take reduction="sum").'
             )
         state = self.state[batch]  # of float64, as is what `load_state_dict` makes of it
         mass = state["mass"] = group["decay"] * state.get("mass", 0.0) + now
