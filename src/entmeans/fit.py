@@ -18,7 +18,7 @@ from .kernels import run
 from .limit import one_hot_temperature
 from .mappings import HARD, Hard, Mapping, get_mapping
 from .operators import serving
-from .schedules import Schedule, get_schedule
+from .schedules import Schedule, get_schedule, temperature_at
 from .seeding import nearer
 from .step import reduce
 
@@ -154,12 +154,7 @@ def anneal(
     rounding = (4 * torch.finfo(points.dtype).eps) ** 2
 
     def at(i: int) -> float:
-        multiple = factor(i)
-        if not multiple >= 0:
-            raise ValueError(
-                f"the schedule (cooling) must give 0 or more, got {multiple} for step {i}."
-            )
-        return max(final_temperature, temperature * multiple if multiple else 0.0)
+        return temperature_at(i, factor, temperature, final_temperature)
 
     known, history = step.Known(), list[Step]()
     stop_reason = StopReason.MAX_ITER

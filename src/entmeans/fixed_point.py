@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .functional import free_energy, responsibilities, statistics
+from .functional import free_energy, responsibilities, scalar, statistics
 from .inputs import check_count, check_temperature, check_tensor, computed_in, wide
 from .mappings import HARD, Mapping, get_mapping
 from .operators import in_full_precision
@@ -146,9 +146,7 @@ def soft_kmeans(
         raise ValueError(f"tol must be a number of 0 or more, got {tol!r}.")
     number, rule = check_temperature(temperature), get_mapping(mapping)
     rule = HARD if number == 0 else rule
-    t = temperature
-    if not isinstance(t, Tensor):
-        t = torch.tensor(number, dtype=torch.float64)
+    t = scalar(temperature)
     points, weight = _points_and_weights(points, mask, sample_weight)
     points, given = _start(points, centers, weight, generator)
     # Where the origin is must not decide how finely centers round, and so when they rest.
@@ -367,7 +365,7 @@ def _through_rest(
         new = scaled(residual)
         before, size = size, torch.where(going, dot(residual, new), size)
         direction = new + size / torch.where(before == 0, 1.0, before) * direction
-    if not (at_rest.all() and (size <= enough).all()):
+    if not (at_rest.all() & (size <= enough).all()):
         warnings.warn(
             "soft_kmeans: the implicit gradient is inexact, because the centers are not at rest at "
             'a minimum of the free energy. Raise max_iter or tol, or use gradient="unroll".',

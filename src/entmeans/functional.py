@@ -82,7 +82,7 @@ def responsibilities(
             [0.5000, 0.5000]])
     """
     points, centers = same_kind(points, centers)
-    rule, t = _limit(points, mapping, temperature), _scalar(temperature)
+    rule, t = _limit(points, mapping, temperature), scalar(temperature)
     shares, name = serving(operators.responsibilities, rule)
     return differentiated(shares)(points, centers, t, name)
 
@@ -119,7 +119,7 @@ def statistics(
     """
     points, centers = same_kind(points, centers)
     weight = weights(sample_weight, points)
-    rule, t = _limit(points, mapping, temperature), _scalar(temperature)
+    rule, t = _limit(points, mapping, temperature), scalar(temperature)
     found, name = serving(operators.statistics, rule)
     return Statistics.of(differentiated(found)(points, centers, weight, t, name))
 
@@ -164,7 +164,7 @@ def free_energy(
     """
     points, centers = same_kind(points, centers)
     weight = weights(sample_weight, points)
-    rule, t = _limit(points, mapping, temperature), _scalar(temperature)
+    rule, t = _limit(points, mapping, temperature), scalar(temperature)
     energy, name = serving(operators.free_energy, rule)
     terms, sum_ = differentiated(energy)(points, centers, weight, t, name)
     return _reduced(terms, sum_, weight, reduction)
@@ -353,7 +353,7 @@ def _check_served(points: Tensor, mapping: Mapping) -> None:
         implementation(points, mapping)
 
 
-def _scalar(temperature: float | Tensor) -> Tensor:
+def scalar(temperature: float | Tensor) -> Tensor:
     """As an operator takes it."""
     if isinstance(temperature, Tensor):
         return temperature

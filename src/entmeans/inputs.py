@@ -17,6 +17,7 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
 
 
 def check_tensor(value: Any, name: str) -> None:
+    """Reject arrays, lists and numbers."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}.")
 

@@ -85,6 +85,16 @@ class Linear:
         return 1 - step / self.steps if step < self.steps else 0.0
 
 
+def temperature_at(step: int, schedule: Schedule, first: float, final: float) -> float:
+    """The temperature of a step that starts at the first one and never falls below the final."""
+    multiple = schedule(step)
+    if not multiple >= 0:
+        raise ValueError(
+            f"the schedule (cooling) must give 0 or more, got {multiple} for step {step}."
+        )
+    return max(final, first * multiple if multiple else 0.0)  # infinity times 0 is no number
+
+
 SCHEDULES: dict[str, Schedule] = {"geometric": Geometric(), "linear": Linear()}
 
 

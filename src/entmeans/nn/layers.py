@@ -13,14 +13,7 @@ from torch import Tensor, nn
 
 from ..fit import relocate, soft_temperature
 from ..functional import free_energy, nearest, responsibilities, squared_distances, statistics
-from ..inputs import (
-    check_count,
-    check_temperature,
-    check_tensor,
-    computed_in,
-    same_kind,
-    wide,
-)
+from ..inputs import check_count, check_temperature, check_tensor, computed_in, same_kind, wide
 from ..mappings import Hard, Mapping, get_mapping
 from ..operators import probabilities
 from ..seeding import kmeans_plusplus

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..inputs import check_temperature, wide
-from ..schedules import Schedule, get_schedule
+from ..schedules import Schedule, get_schedule, temperature_at
 from .layers import SoftKMeans
 from .processes import averaged
 
@@ -83,13 +83,10 @@ class TemperatureScheduler:
         self._set()
 
     def _set(self) -> None:
-        multiple = self.schedule(self.n_steps)
-        if not multiple >= 0:
-            raise ValueError(
-                f"the schedule must give 0 or more, got {multiple} for step {self.n_steps}."
-            )
         for layer, first in zip(self.layers, self.first, strict=True):
-            layer.temperature = max(self.final_temperature, first * multiple if multiple else 0.0)
+            layer.temperature = temperature_at(
+                self.n_steps, self.schedule, first, self.final_temperature
+            )
 
 
 class CenterSGD(torch.optim.Optimizer):
@@ -182,7 +179,7 @@ class CenterSGD(torch.optim.Optimizer):
             )
         gradient = averaged(wide(centers.grad), self.process_group)
         now = averaged(batch.grad.to(gradient), self.process_group)
-        if not (gradient.isfinite().all() and now.isfinite().all()):
+        if not (gradient.isfinite().all() & now.isfinite().all()):  # one wait for the device
             raise ValueError(
                 "the gradient or the mass of the batch is NaN or infinite, and no center has "
                 "moved: NaN among the points or in another loss, or a mean over no points, as of "
