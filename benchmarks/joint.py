@@ -191,7 +191,7 @@ def main() -> None:
                 run = runs.setdefault(model, {"accuracy": [], "seconds": []})
                 run["accuracy"].append(accuracy)
                 run["seconds"].append(seconds)
-            print(f"{name}: seed {seed} of {arguments.seeds} done", file=sys.stderr)
+            print(f"{name}: {seed + 1} of {arguments.seeds} seeds done", file=sys.stderr)
     print("\n".join(table_lines(results)))
     if arguments.json:
         facts = {"machine": machine_facts(), "seeds": arguments.seeds, "runs": results}
