@@ -17,6 +17,7 @@ NAMES = [
 WITHOUT = {
     *("cli", "inputs", "mappings", "operators", "step"),
     *("estimators", "estimators.arrays", "nn", "nn.processes"),
+    *("paper", "paper.figures", "paper.figures.style"),
 }
 
 

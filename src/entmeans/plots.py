@@ -84,7 +84,7 @@ def plot_fit(
     colors : ndarray, shape (K, 3), optional
         RGB between 0 and 1.  Default: `cluster_colors`.
     """
-    figure = _figure(11.0, 5.2)
+    figure = new_figure(11.0, 5.2)
     figure.text(0.045, 0.94, title, color=INK, size=13, weight="bold")
     energies = figure.add_axes((0.08, 0.4, 0.38, 0.42))
     hard = figure.add_axes((0.08, 0.13, 0.38, 0.19), sharex=energies)
@@ -155,7 +155,7 @@ def plot_freezing(
         soft = np.geomspace(max(0.8 * critical, 8 * end), max(0.08 * critical, 2 * end), 4)
         temperatures = [*soft.tolist(), end]
     n = len(temperatures)
-    figure = _figure(2.5 * n, 2.95)
+    figure = new_figure(2.5 * n, 2.95)
     figure.patch.set_alpha(0.0)
     for i, temperature in enumerate(temperatures):
         rest = anneal(
@@ -240,7 +240,7 @@ def _draw_energies(axes: Axes, history: Sequence[Step]) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     _shade_hard_steps(axes, history)
     axes.legend(frameon=False, labelcolor=INK, loc="upper right", fontsize=9)
-    _style(axes, "The free energy meets the inertia")
+    dress(axes, "The free energy meets the inertia")
 
 
 def _draw_hard_share(axes: Axes, history: Sequence[Step]) -> None:
@@ -258,7 +258,7 @@ def _draw_hard_share(axes: Axes, history: Sequence[Step]) -> None:
     axes.set_xticks([i + 1 for i in ticks], [three_digits(history[i].temperature) for i in ticks])
     axes.set_xlabel("temperature, step by step", color=MUTED, size=9)
     _shade_hard_steps(axes, history)
-    _style(axes, "Rows that are exactly hard")
+    dress(axes, "Rows that are exactly hard")
 
 
 def _shade_hard_steps(axes: Axes, history: Sequence[Step]) -> None:
@@ -298,7 +298,7 @@ def _draw_clusters(
     )
     axes.set_ylabel(f"second ({variance[1]:.0%})", color=MUTED, size=9)
     drawn = "" if n <= MAX_DOTS else f", {MAX_DOTS:,} of {n:,} rows drawn"
-    _style(axes, f"{k} clusters{drawn}")
+    dress(axes, f"{k} clusters{drawn}")
 
 
 def _principal(points: NDArray[Any], mean: Floats) -> tuple[Floats, Floats]:
@@ -311,7 +311,7 @@ def _principal(points: NDArray[Any], mean: Floats) -> tuple[Floats, Floats]:
     return axes[:, :-3:-1], share[:-3:-1]
 
 
-def _style(axes: Axes, title: str) -> None:
+def dress(axes: Axes, title: str) -> None:
     axes.set_title(title, loc="left", color=INK, size=10.5)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
@@ -336,7 +336,7 @@ def _draw_cells(
     extent = (x - half, x + half, y - half, y + half)
     p = responsibilities(places, centers, temperature, mapping).double().numpy()
     colors = cluster_colors(len(centers))
-    image = _mixture(p, colors).reshape(PIXELS, PIXELS, 3)
+    image = mixture(p, colors).reshape(PIXELS, PIXELS, 3)
     drawn: list[Artist] = [
         axes.imshow(image, extent=extent, origin="lower", interpolation="bilinear"),
         *_draw_walls(axes, places, centers, extent, share),
@@ -382,14 +382,14 @@ def _draw_walls(
     return walls
 
 
-def _mixture(p: Floats, colors: Floats) -> Floats:
+def mixture(p: Floats, colors: Floats) -> Floats:
     """Colors (n, 3) mixed by responsibilities (n, K), and the paler the smaller the largest one."""
     mixed = p @ _to_oklab(colors)
     doubt = (1 - p.max(-1, keepdims=True)) / max(1 - 1 / len(colors), 0.5)
     return _from_oklab(mixed + 0.75 * doubt**0.7 * (PALE - mixed))
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     """A figure of that many inches with a canvas of its own."""
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)

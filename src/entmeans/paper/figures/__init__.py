@@ -1,0 +1,1 @@
+"""The figures of the report, each drawn from the record of an experiment."""

@@ -1,0 +1,44 @@
+"""Colors, markers and order of all figures: the same everywhere, and legible without color."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ...plots import INK, MUTED, PALETTE, dress, new_figure
+
+WIDTH = 10.0
+"""Of every figure, in inches."""
+
+MAPPING_STYLES: dict[str, dict[str, Any]] = {
+    "hard": {"color": INK, "linestyle": "-", "marker": "s", "label": "K-means"},
+    "softmax": {"color": PALETTE[1], "linestyle": "--", "marker": "o", "label": "softmax"},
+    "entmax15": {"color": PALETTE[0], "linestyle": "-", "marker": "D", "label": "entmax15"},
+    "sparsemax": {"color": PALETTE[2], "linestyle": "-.", "marker": "^", "label": "sparsemax"},
+}
+"""Keywords of `Axes.plot` for what is drawn once for each mapping, in this order."""
+
+LINE: dict[str, Any] = {"linewidth": 1.6, "markersize": 4.0, "markeredgewidth": 0.0}
+
+
+def panels(
+    rows: int, columns: int, row_height: float, **keywords: Any
+) -> tuple[Figure, list[list[Axes]]]:
+    """A figure of equal panels that make room for their labels."""
+    figure = new_figure(WIDTH, row_height * rows)
+    figure.set_layout_engine("constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, **keywords)
+    return figure, [list(row) for row in grid]
+
+
+def label(axes: Axes, title: str, x: str = "", y: str = "") -> None:
+    """Title and names of the axes, with units, in the house style."""
+    dress(axes, title)
+    axes.set_xlabel(x, color=MUTED, size=9)
+    axes.set_ylabel(y, color=MUTED, size=9)
+
+
+def legend(axes: Axes, **keywords: Any) -> None:
+    axes.legend(frameon=False, labelcolor=INK, fontsize=8.5, **keywords)
