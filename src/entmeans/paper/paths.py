@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from ..fit import anneal
+from ..functional import inertia, statistics
 from ..schedules import Constant
+from ..seeding import kmeans_plusplus
 
 MAPPINGS = ("softmax", "entmax15", "sparsemax")
 """The soft mappings, in the order of every table and figure."""
@@ -16,8 +18,10 @@ MAPPINGS = ("softmax", "entmax15", "sparsemax")
 MAX_STEPS = 2000
 
 
-def rest(points: Tensor, centers: Tensor, temperature: float, mapping: str) -> Tensor:
-    """The centers (K, D) where soft K-means rests at this temperature, to rounding.
+def rest(
+    points: Tensor, centers: Tensor, temperature: float, mapping: str, tol: float = 0.0
+) -> Tensor:
+    """The centers (K, D) where soft K-means rests at this temperature, as `anneal` decides it.
 
     Examples
     --------
@@ -34,13 +38,19 @@ def rest(points: Tensor, centers: Tensor, temperature: float, mapping: str) -> T
         mapping,
         temperature=temperature,
         final_temperature=temperature,
-        tol=0.0,
+        tol=tol,
         max_iter=MAX_STEPS,
     )
     return result.centers
 
 
-def follow(points: Tensor, centers: Tensor, temperatures: Iterable[float], mapping: str) -> Tensor:
+def follow(
+    points: Tensor,
+    centers: Tensor,
+    temperatures: Iterable[float],
+    mapping: str,
+    tol: float = 0.0,
+) -> Tensor:
     """Centers (n_temperatures, K, D) at rest at each temperature, each from where the last rests.
 
     Examples
@@ -54,6 +64,80 @@ def follow(points: Tensor, centers: Tensor, temperatures: Iterable[float], mappi
     """
     path = []
     for temperature in temperatures:
-        centers = rest(points, centers, temperature, mapping)
+        centers = rest(points, centers, temperature, mapping, tol)
         path.append(centers)
     return torch.stack(path)
+
+
+def start(points: Tensor, n_clusters: int, seed: int) -> Tensor:
+    """One draw by k-means++ as it is usually done, with one candidate for each center."""
+    generator = torch.Generator().manual_seed(seed)
+    return kmeans_plusplus(points, n_clusters, n_local_trials=1, generator=generator)
+
+
+def lloyd(points: Tensor, centers: Tensor) -> Tensor:
+    """The fixed point of K-means that Lloyd's algorithm finds: another step changes no bit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from entmeans.paper.paths import lloyd
+    >>> points = torch.tensor([[0.0], [1.0], [7.0]])
+    >>> lloyd(points, points[:2]).flatten()
+    tensor([0.5000, 7.0000])
+    """
+    centers = rest(points, centers, 0.0, "hard")
+    while not torch.equal(centers, after := step(points, centers, 0.0, "hard")):
+        centers = after
+    return centers
+
+
+def best_fixed_point(points: Tensor, n_clusters: int, seed: int, n_starts: int) -> Tensor:
+    """The best of several runs of Lloyd's algorithm, each from a draw of `start`."""
+    seeds = range(seed * n_starts, (seed + 1) * n_starts)
+    found = [lloyd(points, start(points, n_clusters, s)) for s in seeds]
+    return min(found, key=lambda centers: inertia(points, centers).item())
+
+
+def step(points: Tensor, centers: Tensor, temperature: float, mapping: str) -> Tensor:
+    """One step of soft K-means; a center without mass stays."""
+    return statistics(points, centers, temperature, mapping).centers(centers)
+
+
+def scale(points: Tensor) -> float:
+    """The mean squared distance of the points to their mean: the unit of temperatures."""
+    return (inertia(points, points.mean(0, keepdim=True)) / len(points)).item()
+
+
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """The root mean squared distance between the centers (..., K, D) of the same index."""
+    return (a - b).square().sum(-1).mean(-1).sqrt()
+
+
+def turning(path: Tensor, unit: float) -> Tensor:
+    """The total angle in radians (K,) by which the path (n, K, D) of each center turns.
+
+    Points of the path less than a hundredth of the unit from the one before are passed over, so
+    that neither rounding nor the number of temperatures decides.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from entmeans.paper.paths import turning
+    >>> corner = torch.tensor([[[0.0, 0.0]], [[1.0, 0.0]], [[1.0, 1.0]]])
+    >>> turning(corner, unit=1.0)
+    tensor([1.5708])
+    """
+    return torch.stack([_turning(one, 0.01 * unit) for one in path.unbind(1)])
+
+
+def _turning(path: Tensor, shortest: float) -> Tensor:
+    kept = [path[0]]
+    for place in path[1:]:
+        if (place - kept[-1]).norm() >= shortest:
+            kept.append(place)
+    if len(kept) < 3:
+        return path.new_zeros(())
+    ahead = torch.nn.functional.normalize(torch.stack(kept).diff(dim=0))
+    cosine = (ahead[:-1] * ahead[1:]).sum(-1)
+    return cosine.clamp(-1, 1).acos().sum()

@@ -1,0 +1,236 @@
+"""C4: soft centers collapse onto fixed points of K-means as the temperature falls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..functional import nearest
+from ..limit import critical_temperature, hardening_temperature, is_fixed_point
+from .geometries import GEOMETRIES
+from .paths import MAPPINGS, distance, follow, lloyd, scale, start, turning
+from .records import Judgement, Record, Table, Verdict, quartiles, short, spread
+
+METHOD = (
+    "For each geometry, seed and mapping soft K-means comes to rest at each of a row of "
+    "temperatures, from just below the critical one down, each time from where it rested before; "
+    "Lloyd's algorithm takes it from the last one to a fixed point of K-means. The distance to "
+    "that point (root mean square over the centers, in units of the root mean squared radius of "
+    "the data) should never rise as T falls, and be 0 from T* on. The same is done upward from "
+    "the fixed point. Each rise is counted under the first of these causes that applies: the "
+    "centers are not all apart before or after it; a point changes its nearest center; or "
+    "neither, so that pulls of shared points in different directions, which canceled, no longer do."
+)
+
+QUICK = {"n_points": 100, "n_temperatures": 16}
+
+CAUSES = ("centers merged", "a point changes side", "shared points no longer cancel")
+
+RISE = 1e-9
+"""A distance that grows by more than this, in units of the radius, has risen."""
+
+APART = 1e-2
+"""Centers nearer than this to each other, in units of the radius, count as one."""
+
+
+def measure(
+    seeds: Iterable[int],
+    *,
+    n_points: int = 300,
+    n_clusters: int = 5,
+    n_temperatures: int = 40,
+    coldest: float = 1e-5,
+) -> Record:
+    """Distances to the fixed point of K-means as T falls, where they rise, and why.
+
+    Parameters
+    ----------
+    seeds : iterable of int
+    n_points, n_clusters : int
+        N and K of each geometry.
+    n_temperatures : int
+        From 0.9 times the critical temperature down, in equal ratios.
+    coldest : float
+        The lowest temperature, in units of the mean squared distance of the points to their mean.
+
+    Examples
+    --------
+    >>> from entmeans.paper.freezing import measure
+    >>> record = measure([0], n_points=40, n_temperatures=4)
+    >>> all(run["rests"] for run in record["runs"])
+    True
+    """
+    options = {name: value for name, value in locals().items() if name != "seeds"}
+    runs, drawn, used = [], [], []
+    for seed in seeds:
+        used.append(seed)
+        for geometry, sample in GEOMETRIES.items():
+            points = sample(n_points, seed=seed).points
+            first, size = start(points, n_clusters, seed), scale(points)
+            for mapping in MAPPINGS:
+                hottest = 0.9 * critical_temperature(points, n_clusters, mapping).item() / size
+                relative = np.geomspace(hottest, coldest, n_temperatures).tolist()
+                temperatures = [t * size for t in relative]
+                down = follow(points, first, temperatures, mapping, tol=1e-14)
+                end = lloyd(points, down[-1])
+                up = follow(points, end, temperatures[::-1], mapping, tol=1e-14).flip(0)
+                hardening = hardening_temperature(points, end, mapping).item()
+                about = {"geometry": geometry, "mapping": mapping, "seed": seed}
+                runs.append(
+                    about
+                    | {
+                        "temperatures": relative,
+                        "hardening_temperature": hardening / size,
+                        "rests": bool(is_fixed_point(points, end)),
+                        "at_hardening": _beside(points, end, hardening, mapping, size),
+                        "down": _course(points, down, end, size),
+                        "up": _course(points, up, end, size),
+                        "turning": turning(down, size**0.5).mean().item(),
+                    }
+                )
+                if seed == used[0]:
+                    drawn.append(
+                        about
+                        | {
+                            "points": points.tolist(),
+                            "temperatures": relative,
+                            "path": torch.cat([down, end.unsqueeze(0)]).tolist(),
+                        }
+                    )
+    return {"seeds": used, "options": options, "runs": runs, "drawn": drawn}
+
+
+def judge(record: Record) -> Judgement:
+    """Does not hold if distances rise; holds if all paths arrive without a rise.
+
+    Examples
+    --------
+    >>> from entmeans.paper.freezing import judge, measure
+    >>> judge(measure([0, 1], n_points=60, n_temperatures=16)).verdict
+    <Verdict.FAILS: 'does not hold'>
+    """
+    runs = record["runs"]
+    arrived = [r["rests"] and r["at_hardening"] in (0.0, None) for r in runs]
+    rises = [rise for r in runs for rise in r["down"]["rises"]]
+    n_steps = sum(len(r["temperatures"]) - 1 for r in runs)
+    monotone = sum(not r["down"]["rises"] for r in runs)
+    sizes = [rise["size"] for rise in rises]
+    steps_apart = sum(r["down"]["steps_apart"] for r in runs)
+    upward = sum(len(r["up"]["rises"]) for r in runs)
+    if not all(arrived):
+        verdict = Verdict.FAILS
+    elif not rises:
+        verdict = Verdict.HOLDS
+    else:
+        verdict = Verdict.FAILS
+    causes = Counter(rise["cause"] for rise in rises)
+    named = ", ".join(f"{cause}: {causes[cause]}" for cause in CAUSES)
+    return Judgement(
+        verdict,
+        f"Collapse: {sum(arrived)} of {len(runs)} paths end on a fixed point of K-means. Monotone: "
+        f"no, {monotone} of {len(runs)} paths; the distance rises in {len(rises) / n_steps:.1%} of "
+        f"{n_steps:,} steps" + (f", by up to {short(max(sizes))} of the radius." if sizes else "."),
+        (
+            "What collapses: with entmax15 and sparsemax the distance is exactly 0 at T* in every "
+            "run; with softmax it is not 0 at any T > 0 but for rounding.",
+            f"Causes of the {len(rises)} rises: {named}. While all centers are apart, the "
+            f"distance rises in {len(rises) - causes[CAUSES[0]]} of {steps_apart:,} steps.",
+            f"Upward from the fixed point, and read as T falls, there are {upward} rises: while no "
+            "other minimum is met the approach is nearly monotone, and still not always.",
+            "Each center is pulled away from its place by the points that it shares. Their pulls "
+            "point in different directions and end at different temperatures (half the margin of "
+            "each point, for entmax15): where two of them cancel, the distance rises when the "
+            "first ends. docs/theory.md has an example with few points.",
+        ),
+        (_rise_table(record), _turning_table(record)),
+    )
+
+
+def _course(points: Tensor, path: Tensor, end: Tensor, size: float) -> Record:
+    """Distances to the end along a path from hot to cold, and the rises among them."""
+    far = (distance(path, end) / size**0.5).tolist()
+    labels = [nearest(points, centers).labels for centers in path]
+    apart = [bool(torch.pdist(c).amin() > APART * size**0.5) for c in path]
+    rises = []
+    for i in range(len(path) - 1):
+        if far[i + 1] > far[i] + RISE:
+            if not (apart[i] and apart[i + 1]):
+                cause = CAUSES[0]
+            else:
+                cause = CAUSES[2 if torch.equal(labels[i], labels[i + 1]) else 1]
+            rises.append({"step": i, "size": far[i + 1] - far[i], "cause": cause})
+    both = sum(a and b for a, b in pairwise(apart))
+    return {"distances": far, "rises": rises, "steps_apart": both}
+
+
+def _beside(
+    points: Tensor, end: Tensor, hardening: float, mapping: str, size: float
+) -> float | None:
+    """How far from a fixed point of K-means soft K-means rests at T*; None where T* is 0."""
+    if hardening == 0:
+        return None
+    (found,) = follow(points, end, [hardening], mapping)
+    return distance(found, end).item() / size**0.5
+
+
+def _rise_table(record: Record) -> Table:
+    rows = []
+    for g in GEOMETRIES:
+        for m in MAPPINGS:
+            runs = [r for r in record["runs"] if (r["geometry"], r["mapping"]) == (g, m)]
+            rises = [rise for r in runs for rise in r["down"]["rises"]]
+            n_steps = sum(len(r["temperatures"]) - 1 for r in runs)
+            rows.append(
+                (
+                    g,
+                    m,
+                    f"{sum(not r['down']['rises'] for r in runs)} of {len(runs)}",
+                    f"{len(rises) / n_steps:.1%}",
+                    *(str(sum(rise["cause"] == c for rise in rises)) for c in CAUSES),
+                    short(max((rise["size"] for rise in rises), default=0.0)),
+                    str(sum(len(r["up"]["rises"]) for r in runs)),
+                )
+            )
+    return Table(
+        "Rises of the distance as T falls",
+        (
+            "geometry",
+            "mapping",
+            "monotone paths",
+            "steps that rise",
+            *CAUSES,
+            "largest rise / radius",
+            "rises on the way up from K-means",
+        ),
+        tuple(rows),
+    )
+
+
+def _turning_table(record: Record) -> Table:
+    rows = []
+    for g in GEOMETRIES:
+        each = (
+            spread(r["turning"] for r in record["runs"] if (r["geometry"], r["mapping"]) == (g, m))
+            for m in MAPPINGS
+        )
+        rows.append((g, *each))
+    return Table(
+        "Total turning angle of the path of a center as T falls, in radians: median (quartiles)",
+        ("geometry", *MAPPINGS),
+        tuple(rows),
+    )
+
+
+def distances_of(
+    record: Record, geometry: str, mapping: str
+) -> tuple[list[float], list[list[float]]]:
+    """Median temperatures and distances (median, quartiles), step by step, for the figure."""
+    runs = [r for r in record["runs"] if (r["geometry"], r["mapping"]) == (geometry, mapping)]
+    temperatures = np.median([r["temperatures"] for r in runs], 0).tolist()
+    by_step = zip(*(r["down"]["distances"] for r in runs), strict=True)
+    return temperatures, [quartiles(step) or [0.0, 0.0, 0.0] for step in by_step]
