@@ -13,7 +13,17 @@ from ..functional import free_energy, inertia
 from ..limit import critical_temperature
 from ..mappings import get_mapping
 from .geometries import GEOMETRIES
-from .paths import MAPPINGS, best_fixed_point, distance, follow, lloyd, rest, scale, start
+from .paths import (
+    MAPPINGS,
+    best_fixed_point,
+    cool,
+    distance,
+    follow,
+    lloyd,
+    rest,
+    scale,
+    start,
+)
 from .records import Judgement, Record, Table, Verdict, quartiles, short, spread
 
 METHOD = (
@@ -24,10 +34,14 @@ METHOD = (
     "followed in three ways. In one dimension, with two centers, the true minimizer of F_T is "
     "found by exhaustion. In the plane soft K-means is followed upward in T from the best of many "
     "runs of K-means, which must keep F_0 within T H_max of that; and downward from just below the "
-    "critical temperature, which may end in another minimum."
+    "critical temperature, nudged a little so that merged centers can part, which may end in "
+    "another minimum."
 )
 
 QUICK = {"n_points": 100, "n_sets": 20, "n_temperatures": 5, "n_starts": 8, "n_cells": 60}
+
+N_COOLING = 16
+"""Temperatures from below the critical one down to a ten-thousandth of it."""
 
 ROUNDING = 1e-12
 """Of energies in float64, relative to the objective."""
@@ -90,7 +104,7 @@ def measure(
                 temperatures = [t * size for t in relative]
                 gaps[geometry][mapping].append(_gaps(points, sets, temperatures, mapping))
                 upward.append(about | _upward(points, best, temperatures, mapping))
-                downward.append(about | _downward(points, first, best, 2 * n_temperatures, mapping))
+                downward.append(about | _downward(points, first, best, mapping, seed))
         line += [{"seed": seed} | found for found in _on_line(seed, n_on_line, n_cells, relative)]
     summary = {g: {m: _summary(gaps[g][m], m, n_clusters) for m in MAPPINGS} for g in GEOMETRIES}
     return {
@@ -237,13 +251,11 @@ def _upward(points: Tensor, best: Tensor, temperatures: list[float], mapping: st
     return {"excess_share_of_bound": shares, "distance": distance(path, best).tolist()}
 
 
-def _downward(
-    points: Tensor, first: Tensor, best: Tensor, n_temperatures: int, mapping: str
-) -> Record:
+def _downward(points: Tensor, first: Tensor, best: Tensor, mapping: str, seed: int) -> Record:
     """From just below the critical temperature to K-means."""
     critical = critical_temperature(points, len(first), mapping).item()
-    temperatures = (critical * np.geomspace(0.9, 1e-4, n_temperatures)).tolist()
-    end = lloyd(points, follow(points, first, temperatures, mapping, tol=1e-8)[-1])
+    temperatures = (critical * np.geomspace(0.9, 1e-4, N_COOLING)).tolist()
+    end = lloyd(points, cool(points, first, temperatures, mapping, seed)[-1])
     ratio = (inertia(points, end) / inertia(points, best)).item()
     return {"ratio_to_best": ratio, "reached_best": ratio <= 1 + 1e-9}
 

@@ -17,6 +17,9 @@ MAPPINGS = ("softmax", "entmax15", "sparsemax")
 
 MAX_STEPS = 2000
 
+NUDGE = 1e-3
+"""Of the root mean squared radius of the points: how far centers are moved to part them."""
+
 
 def rest(
     points: Tensor, centers: Tensor, temperature: float, mapping: str, tol: float = 0.0
@@ -53,6 +56,8 @@ def follow(
 ) -> Tensor:
     """Centers (n_temperatures, K, D) at rest at each temperature, each from where the last rests.
 
+    Those that have merged stay together: see `cool`.
+
     Examples
     --------
     >>> import torch
@@ -65,6 +70,24 @@ def follow(
     path = []
     for temperature in temperatures:
         centers = rest(points, centers, temperature, mapping, tol)
+        path.append(centers)
+    return torch.stack(path)
+
+
+def cool(
+    points: Tensor, centers: Tensor, temperatures: Iterable[float], mapping: str, seed: int
+) -> Tensor:
+    """`follow`, with centers nudged by a thousandth of the radius of the data before each rest.
+
+    Equal centers stay equal at every temperature, and above the temperature where they split they
+    become equal to rounding; without a nudge they would never part (Rose 1998).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    size = NUDGE * scale(points) ** 0.5
+    path = []
+    for temperature in temperatures:
+        nudge = torch.randn(centers.shape, dtype=centers.dtype, generator=generator)
+        centers = rest(points, centers + size * nudge, temperature, mapping, tol=1e-12)
         path.append(centers)
     return torch.stack(path)
 

@@ -19,7 +19,7 @@ METHOD = (
     "From a fixed point of K-means soft K-means comes to rest at each of a row of temperatures; "
     "the error is the distance to where it started (root mean square over the centers, in units "
     "of the root mean squared radius). m is the smallest margin of the fixed point. For softmax "
-    "the logarithm of the error is fitted against m / T, from T = m/22 to m/6, where the law "
+    "the logarithm of the error is fitted against m / T, from T = m/22 to m/8, where the law "
     "exp(-m / T) has the slope -1. For every mapping it is fitted against log T above T*, up to a "
     "tenth of the scale of the data, and the errors at T*, T*/2 and T*/10 are looked at for being "
     "exactly 0. The same for the free energy, F_0 - F_T at the fixed point. What is left where "
@@ -33,7 +33,7 @@ QUICK = {"n_points": 100, "n_temperatures": 8, "n_starts": 2, "sizes": (50, 100,
 FRACTIONS = (1.0, 0.5, 0.1)
 """Of T*, where the error must be exactly 0."""
 
-EXPONENTIAL = (22.0, 6.0)
+EXPONENTIAL = (22.0, 8.0)
 """Range of m / T in which the exponential law is fitted: above rounding, below other margins."""
 
 SMOOTH = (1e-3, 3e-2)
@@ -165,10 +165,12 @@ def _rates(points: Tensor, fixed: Tensor, mapping: str, n_temperatures: int) -> 
     above = np.geomspace(1.05 * margin, max(0.1 * size, 4 * margin), n_temperatures)
     errors = [error(t) for t in above]
     found = {
+        "scale": size,
         "smallest_margin": margin / size,
         "T*": certain / size,
         "temperatures": (above / size).tolist(),
         "errors": errors,
+        "errors_below_T*": zeros,
         "power": _fit(np.log(above), errors),
         "energy_gaps": [_energy_gap(points, fixed, t, mapping) / size for t in above],
         "exactly_zero": bool(zeros) and not any(zeros) and not any(energies),

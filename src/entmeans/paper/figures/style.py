@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ...plots import INK, MUTED, PALETTE, dress, new_figure
+from ...plots import FAINT, INK, MUTED, PALETTE, dress, new_figure
 
 WIDTH = 10.0
 """Of every figure, in inches."""
@@ -42,3 +44,22 @@ def label(axes: Axes, title: str, x: str = "", y: str = "") -> None:
 
 def legend(axes: Axes, **keywords: Any) -> None:
     axes.legend(frameon=False, labelcolor=INK, fontsize=8.5, **keywords)
+
+
+def band(axes: Axes, x: Sequence[float], values: Sequence[Sequence[float]], mapping: str) -> None:
+    """The median of the values at each x, and their quartiles as a band."""
+    style = MAPPING_STYLES[mapping]
+    low, middle, high = np.quantile(np.array(values), [0.25, 0.5, 0.75], axis=1)
+    axes.fill_between(x, low, high, color=style["color"], alpha=0.16, linewidth=0)
+    axes.plot(x, middle, **style, **LINE)
+
+
+def plane(axes: Axes, points: Sequence[Sequence[float]], title: str) -> None:
+    """The points of a geometry, with equal axes and no ticks."""
+    x, y = np.array(points).T
+    axes.scatter(x, y, s=5, color=MUTED, alpha=0.45, linewidths=0, zorder=1)
+    axes.set_aspect("equal")
+    axes.set_title(title, loc="left", color=INK, size=10.5)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_color(FAINT)
