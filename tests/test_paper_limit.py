@@ -15,10 +15,17 @@ from entmeans.paper import figures as drawings
 from entmeans.paper.records import Verdict, quartiles, short, spread
 
 SMALL = {
-    objective: {"n_points": 40, "n_sets": 4, "n_temperatures": 3, "n_starts": 3, "n_cells": 40},
+    objective: {
+        "n_points": 40,
+        "n_sets": 4,
+        "n_temperatures": 3,
+        "n_starts": 3,
+        "n_cells": 40,
+        "n_cooling": 6,
+    },
     update: {"n_points": 40, "n_temperatures": 3},
     trajectories: {"n_points": 40, "n_temperatures": 4, "n_steps": 6},
-    freezing: {"n_points": 100, "n_temperatures": 16},
+    freezing: {"n_points": 40, "n_temperatures": 6},
     rates: {
         "n_points": 60,
         "n_temperatures": 6,
@@ -141,6 +148,7 @@ def drop_ties(record):
 
 
 def never_rise(record):
+    record["example"]["distances"] = [0.3, 0.2, 0.1, 0.0]
     for run in record["runs"]:
         run["down"]["rises"] = []
 
@@ -268,6 +276,17 @@ def test_every_rise_has_a_cause_and_a_size(records):
             i = rise["step"]
             assert rise["size"] == far[i + 1] - far[i] > 0
             assert rise["cause"] in freezing.CAUSES
+
+
+def test_five_points_on_a_line_show_a_rise_without_a_change_of_side():
+    example = freezing._example()
+    far = example["distances"]
+    assert example["same_sides"]
+    assert far[-1] == 0  # at T*
+    assert far[0] < 0.6 * max(far)
+    points = torch.tensor(example["points"]).double().unsqueeze(1)
+    assert example["temperatures"][-1] == pytest.approx(32 / 9)  # margin 64/9 of the point 4
+    assert torch.equal(paths.lloyd(points, points[[0, 4]]).flatten(), torch.tensor([2 / 3, 6.0]))
 
 
 def test_distances_are_exactly_zero_from_the_hardening_temperature_on(records):

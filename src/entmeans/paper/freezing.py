@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..functional import nearest
-from ..limit import critical_temperature, hardening_temperature, is_fixed_point
+from ..limit import hardening_temperature, is_fixed_point
 from .geometries import GEOMETRIES
-from .paths import MAPPINGS, cool, distance, follow, lloyd, scale, start, turning
+from .paths import MAPPINGS, cooling, distance, follow, lloyd, scale, turning
 from .records import Judgement, Record, Table, Verdict, short, spread
 
 METHOD = (
@@ -29,9 +28,12 @@ METHOD = (
     "angle says."
 )
 
-QUICK = {"n_points": 100, "n_temperatures": 16}
+QUICK = {"n_points": 100, "n_temperatures": 12}
 
 CAUSES = ("centers merged", "a point changes side", "shared points no longer cancel")
+
+EXAMPLE = (0.0, 0.0, 2.0, 4.0, 8.0)
+"""Points on a line, two centers: the distance rises though no point changes its nearest center."""
 
 RISE = 1e-5
 """A distance that grows by more than this, in units of the radius, has risen: centers come to rest
@@ -46,8 +48,7 @@ def measure(
     *,
     n_points: int = 300,
     n_clusters: int = 5,
-    n_temperatures: int = 40,
-    coldest: float = 1e-5,
+    n_temperatures: int = 32,
 ) -> Record:
     """Distances to the fixed point of K-means as T falls, where they rise, and why.
 
@@ -57,9 +58,8 @@ def measure(
     n_points, n_clusters : int
         N and K of each geometry.
     n_temperatures : int
-        From 0.9 times the critical temperature down, in equal ratios.
-    coldest : float
-        The lowest temperature, in units of the mean squared distance of the points to their mean.
+        From 0.9 times the critical temperature down to 1e-5 of the scale of the data, the mean
+        squared distance of the points to their mean, in equal ratios.
 
     Examples
     --------
@@ -72,16 +72,14 @@ def measure(
     runs, drawn, used = [], [], []
     for seed in seeds:
         used.append(seed)
-        for geometry, sample in GEOMETRIES.items():
-            points = sample(n_points, seed=seed).points
-            first, size = start(points, n_clusters, seed), scale(points)
+        for geometry in GEOMETRIES:
             for mapping in MAPPINGS:
-                hottest = 0.9 * critical_temperature(points, n_clusters, mapping).item() / size
-                relative = np.geomspace(hottest, coldest, n_temperatures).tolist()
-                temperatures = [t * size for t in relative]
-                down = cool(points, first, temperatures, mapping, seed)
-                end = lloyd(points, down[-1])
-                up = follow(points, end, temperatures[::-1], mapping).flip(0)
+                points, relative, down, end = cooling(
+                    geometry, n_points, n_clusters, n_temperatures, mapping, seed
+                )
+                size = scale(points)
+                upward = [t * size for t in reversed(relative)]
+                up = follow(points, end, upward, mapping, tol=1e-14).flip(0)
                 hardening = hardening_temperature(points, end, mapping).item()
                 about = {"geometry": geometry, "mapping": mapping, "seed": seed}
                 runs.append(
@@ -105,7 +103,13 @@ def measure(
                             "path": torch.cat([down, end.unsqueeze(0)]).tolist(),
                         }
                     )
-    return {"seeds": used, "options": options, "runs": runs, "drawn": drawn}
+    return {
+        "seeds": used,
+        "options": options,
+        "runs": runs,
+        "drawn": drawn,
+        "example": _example(),
+    }
 
 
 def judge(record: Record) -> Judgement:
@@ -126,7 +130,10 @@ def judge(record: Record) -> Judgement:
     sizes = [rise["size"] for rise in rises]
     steps_apart = sum(r["down"]["steps_apart"] for r in runs)
     upward = sum(len(r["up"]["rises"]) for r in runs)
-    verdict = Verdict.FAILS if rises or not all(arrived + frozen) else Verdict.HOLDS
+    example = record["example"]
+    first, top = example["distances"][0], max(example["distances"])
+    rising = bool(rises) or top > first + RISE
+    verdict = Verdict.FAILS if rising or not all(arrived + frozen) else Verdict.HOLDS
     causes = Counter(rise["cause"] for rise in rises)
     named = ", ".join(f"{cause}: {causes[cause]}" for cause in CAUSES)
     return Judgement(
@@ -144,10 +151,31 @@ def judge(record: Record) -> Judgement:
             "Each center is pulled away from its place by the points that it shares. Their pulls "
             "point in different directions and end at different temperatures (half the margin of "
             "each point, for entmax15): where two of them cancel, the distance rises when the "
-            "first ends. docs/theory.md has an example with few points.",
+            "first ends.",
+            f"Five points on a line are enough: with 0, 0, 2, 4 and 8 and two centers the distance "
+            f"is {short(first)} at T = {short(example['temperatures'][0])} and rises to "
+            f"{short(top)} as T falls, before it is 0 at T* = "
+            f"{short(example['temperatures'][-1])}"
+            + (", while no point changes its nearest center." if example["same_sides"] else "."),
         ),
         (_rise_table(record), _turning_table(record)),
     )
+
+
+def _example() -> Record:
+    """Five points on a line, entmax15, upward from their fixed point; given as T falls."""
+    points = torch.tensor(EXAMPLE, dtype=torch.float64).unsqueeze(1)
+    end = lloyd(points, points[[0, 4]])
+    hardening = hardening_temperature(points, end).item()
+    temperatures = [hardening * factor for factor in (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)]
+    path = follow(points, end, temperatures, "entmax15", tol=1e-16)
+    labels = nearest(points, end).labels
+    return {
+        "points": list(EXAMPLE),
+        "temperatures": temperatures[::-1],
+        "distances": distance(path, end).flip(0).tolist(),
+        "same_sides": all(torch.equal(nearest(points, c).labels, labels) for c in path),
+    }
 
 
 def _course(points: Tensor, path: Tensor, end: Tensor, size: float) -> Record:

@@ -10,19 +10,16 @@ from torch import Tensor
 
 from .. import step as formulas
 from ..functional import free_energy, inertia
-from ..limit import critical_temperature
 from ..mappings import get_mapping
 from .geometries import GEOMETRIES
 from .paths import (
     MAPPINGS,
     best_fixed_point,
-    cool,
+    cooling,
     distance,
     follow,
-    lloyd,
     rest,
     scale,
-    start,
 )
 from .records import Judgement, Record, Table, Verdict, quartiles, short, spread
 
@@ -38,10 +35,14 @@ METHOD = (
     "another minimum."
 )
 
-QUICK = {"n_points": 100, "n_sets": 20, "n_temperatures": 5, "n_starts": 8, "n_cells": 60}
-
-N_COOLING = 16
-"""Temperatures from below the critical one down to a ten-thousandth of it."""
+QUICK = {
+    "n_points": 100,
+    "n_sets": 20,
+    "n_temperatures": 5,
+    "n_starts": 8,
+    "n_cooling": 12,
+    "n_cells": 60,
+}
 
 ROUNDING = 1e-12
 """Of energies in float64, relative to the objective."""
@@ -55,6 +56,7 @@ def measure(
     n_sets: int = 60,
     n_temperatures: int = 11,
     n_starts: int = 30,
+    n_cooling: int = 32,
     n_on_line: int = 12,
     n_cells: int = 150,
 ) -> Record:
@@ -71,6 +73,8 @@ def measure(
         From 1e-4 to 10 times the mean squared distance of the points to their mean.
     n_starts : int
         Runs of K-means, the best of which is followed.
+    n_cooling : int
+        Temperatures of the way down.
     n_on_line : int
         Points of the problem in one dimension.
     n_cells : int
@@ -79,7 +83,8 @@ def measure(
     Examples
     --------
     >>> from entmeans.paper.objective import measure
-    >>> record = measure([0], n_points=30, n_sets=4, n_temperatures=3, n_starts=2, n_cells=20)
+    >>> options = {"n_points": 30, "n_sets": 4, "n_temperatures": 3, "n_cooling": 3}
+    >>> record = measure([0], n_starts=2, n_cells=20, **options)
     >>> record["gaps"]["blobs"]["softmax"]["largest_share_of_bound"] <= 1 + 1e-9
     True
     """
@@ -98,13 +103,14 @@ def measure(
             size = scale(points)
             sets = _center_sets(points, n_clusters, n_sets, seed)
             best = best_fixed_point(points, n_clusters, seed, n_starts)
-            first = start(points, n_clusters, seed)
             for mapping in MAPPINGS:
                 about = {"geometry": geometry, "mapping": mapping, "seed": seed}
                 temperatures = [t * size for t in relative]
                 gaps[geometry][mapping].append(_gaps(points, sets, temperatures, mapping))
                 upward.append(about | _upward(points, best, temperatures, mapping))
-                downward.append(about | _downward(points, first, best, mapping, seed))
+                cold = cooling(geometry, n_points, n_clusters, n_cooling, mapping, seed)
+                ratio = (inertia(points, cold.end) / inertia(points, best)).item()
+                downward.append(about | {"ratio_to_best": ratio, "reached_best": ratio <= 1 + 1e-9})
         line += [{"seed": seed} | found for found in _on_line(seed, n_on_line, n_cells, relative)]
     summary = {g: {m: _summary(gaps[g][m], m, n_clusters) for m in MAPPINGS} for g in GEOMETRIES}
     return {
@@ -124,8 +130,8 @@ def judge(record: Record) -> Judgement:
     Examples
     --------
     >>> from entmeans.paper.objective import judge, measure
-    >>> options = {"n_points": 30, "n_sets": 4, "n_temperatures": 3, "n_starts": 2, "n_cells": 40}
-    >>> judge(measure([0], **options)).verdict
+    >>> options = {"n_points": 30, "n_sets": 4, "n_temperatures": 3, "n_cooling": 3}
+    >>> judge(measure([0], n_starts=2, n_cells=40, **options)).verdict
     <Verdict.HOLDS: 'holds'>
     """
     gaps = [record["gaps"][g][m] for g in GEOMETRIES for m in MAPPINGS]
@@ -241,7 +247,7 @@ def _summary(runs: list[list[list[float]]], mapping: str, n_clusters: int) -> Re
 
 def _upward(points: Tensor, best: Tensor, temperatures: list[float], mapping: str) -> Record:
     """From the best fixed point of K-means: how far F_0 of the followed minimizer exceeds its."""
-    path = follow(points, best, temperatures, mapping)
+    path = follow(points, best, temperatures, mapping, tol=1e-14)
     lowest = inertia(points, best, reduction="mean").item()
     entropy = get_mapping(mapping).max_entropy(len(best))
     excess = [inertia(points, centers, reduction="mean").item() - lowest for centers in path]
@@ -249,15 +255,6 @@ def _upward(points: Tensor, best: Tensor, temperatures: list[float], mapping: st
         (e - ROUNDING * lowest) / (t * entropy) for e, t in zip(excess, temperatures, strict=True)
     ]
     return {"excess_share_of_bound": shares, "distance": distance(path, best).tolist()}
-
-
-def _downward(points: Tensor, first: Tensor, best: Tensor, mapping: str, seed: int) -> Record:
-    """From just below the critical temperature to K-means."""
-    critical = critical_temperature(points, len(first), mapping).item()
-    temperatures = (critical * np.geomspace(0.9, 1e-4, N_COOLING)).tolist()
-    end = lloyd(points, cool(points, first, temperatures, mapping, seed)[-1])
-    ratio = (inertia(points, end) / inertia(points, best)).item()
-    return {"ratio_to_best": ratio, "reached_best": ratio <= 1 + 1e-9}
 
 
 def _on_line(seed: int, n_points: int, n_cells: int, relative: list[float]) -> list[Record]:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..fit import anneal
 from ..functional import inertia, statistics
+from ..limit import critical_temperature
 from ..schedules import Constant
 from ..seeding import kmeans_plusplus
+from .geometries import GEOMETRIES
 
 MAPPINGS = ("softmax", "entmax15", "sparsemax")
 """The soft mappings, in the order of every table and figure."""
 
 MAX_STEPS = 2000
+
+COLDEST = 1e-5
+"""Where cooling ends, in units of the scale of the data."""
 
 NUDGE = 1e-3
 """Of the root mean squared radius of the points: how far centers are moved to part them."""
@@ -90,6 +98,33 @@ def cool(
         centers = rest(points, centers + size * nudge, temperature, mapping, tol=1e-12)
         path.append(centers)
     return torch.stack(path)
+
+
+class Cooling(NamedTuple):
+    """A sample, and the path of its centers as the temperature falls.
+
+    Temperatures are in units of the scale of the points; the path is (n_temperatures, K, D), and
+    its end (K, D) the fixed point of K-means to which it leads.
+    """
+
+    points: Tensor
+    temperatures: list[float]
+    path: Tensor
+    end: Tensor
+
+
+@functools.cache  # several claims look at the same paths
+def cooling(
+    geometry: str, n_points: int, n_clusters: int, n_temperatures: int, mapping: str, seed: int
+) -> Cooling:
+    """The path from 0.9 times the critical temperature down to 1e-5 of the scale of the data."""
+    points = GEOMETRIES[geometry](n_points, seed=seed).points
+    size = scale(points)
+    hottest = 0.9 * critical_temperature(points, n_clusters, mapping).item() / size
+    relative = np.geomspace(hottest, COLDEST, n_temperatures).tolist()
+    first = start(points, n_clusters, seed)
+    path = cool(points, first, [t * size for t in relative], mapping, seed)
+    return Cooling(points, relative, path, lloyd(points, path[-1]))
 
 
 def start(points: Tensor, n_clusters: int, seed: int) -> Tensor:
