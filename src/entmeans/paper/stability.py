@@ -1,47 +1,63 @@
-"""C6: which ways to compute responsibilities stand low temperatures, in which dtype."""
+"""C6: softmax is numerically unstable at low temperature, entmax-1.5 is stable."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import product
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..functional import nearest, squared_distances, statistics
-from ..mappings import get_mapping
+from ..functional import inertia, squared_distances, statistics
+from ..mappings import MAPPINGS, probabilities
 from .geometries import GEOMETRIES
-from .paths import best_fixed_point, start
-from .records import Judgement, Record, Table, Verdict, short
+from .paths import best_fixed_point
+from .records import Judgement, Record, Table, Verdict, quartiles, short, spread
 
 METHOD = (
-    "At a fixed point of K-means on each geometry, squared distances d are computed in float64, "
-    "divided by their scale (the mean distance to the nearest center) and rounded to a dtype. In "
-    "that dtype, natively, responsibilities are computed in five ways: as the raw ratio of "
-    "Gaussians exp(-d/T) / sum exp(-d/T); as softmax(-d/T), which subtracts the largest score "
-    "after the division; as the same with the smallest distance subtracted before it; and as "
-    "entmax15 in these two ways, of which the package takes the second. Rows are counted that hold "
-    "NaN; that hold subnormal numbers; that sum to 1 within K units of rounding; whose gradient to "
-    "the centers is lost, which is to say 0 or not finite: of a loss that reads the "
-    "responsibilities, and of the free energy, whose derivative by a distance is the "
-    "responsibility itself. Times are of one thread: torch's softmax and the sums p' x in every "
-    "dtype, and the step of the package, at temperatures at which more or fewer responsibilities "
-    "are subnormal."
+    "Responsibilities at fixed points of K-means with 5 centers, rows of all geometries together, "
+    "are computed in five forms: the raw ratio exp(-d/T) / sum exp(-d/T), torch.softmax and the "
+    "formula of entmax15 of -d/T, and both of scores from which the nearest distance was taken "
+    "before dividing by T. Distances, in units of their mean to the nearest center, are computed "
+    "in float64 and cast; from there all is native to float16, bfloat16, float32 or float64 (the "
+    "package's own entmax15 computes half precision in float32), and T is a plain number. Rows are "
+    "counted that hold NaN, that hold subnormal numbers, whose sum misses 1 by more than K eps, "
+    "and whose gradient by the distances, the part of the gradient by the centers that can fail, "
+    "is zero or not finite: of sum p v with random v, through the responsibilities, and of the "
+    "free energy. Time is that of one thread on normal points, one repeat for each seed."
 )
 
-QUICK = {"n_points": 100, "n_temperatures": 16, "n_timed": 2000}
+QUICK = {
+    "n_points": 100,
+    "n_temperatures": 16,
+    "n_timed": 4_000,
+    "n_timed_features": 8,
+    "n_timed_temperatures": 5,
+}
 
-DTYPES = ("float16", "bfloat16", "float32", "float64")
-WAYS = ("raw ratio", "softmax", "softmax, shifted", "entmax15", "entmax15, shifted")
-QUANTITIES = ("nan", "subnormal", "sums to 1", "gradient lost", "free energy gradient lost")
+DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
 
-COLDEST, HOTTEST = 1e-12, 1e3
-"""Temperatures, in units of the mean squared distance to the nearest center."""
+FORMS = ("raw ratio", "softmax", "softmax, shifted", "entmax15", "entmax15, shifted")
 
-TIMED_T = tuple(np.geomspace(1e-3, 10, 9).tolist())
-TIMED_D, TIMED_K = 16, 64
+QUANTITIES = ("nan", "subnormal", "sum", "p zero", "p broken", "p tiny", "F zero", "F broken")
+"""Rows are counted that hold NaN or subnormal numbers, whose sum is off, whose gradients through
+the responsibilities are all zero, not finite, or, in units of 1 / T, all below the rounding of 1,
+and whose gradients of the free energy are all zero or not finite."""
+
+Result = TypeVar("Result")
+
+PARTS = ("responsibilities", "product", "statistics")
+
+Form = Callable[[Tensor, float | Tensor], tuple[Tensor, Tensor]]
 
 
 def measure(
@@ -50,256 +66,482 @@ def measure(
     n_points: int = 300,
     n_clusters: int = 5,
     n_temperatures: int = 31,
-    n_timed: int = 10_000,
+    n_timed: int = 20_000,
+    n_timed_features: int = 16,
+    n_timed_clusters: int = 64,
+    n_timed_temperatures: int = 9,
 ) -> Record:
-    """Shares of rows that go wrong, by way, dtype and temperature, and times of a step.
+    """Rows without a usable value or gradient in each form, precision and temperature, and times.
 
     Parameters
     ----------
     seeds : iterable of int
     n_points, n_clusters : int
-        N and K of each geometry; the rows of all four are counted together.
+        N and K of each geometry.
     n_temperatures : int
-    n_timed : int
-        Points of the problem that is timed.
+        From 1e-12 to 1e3 times the mean squared distance to the nearest center.
+    n_timed, n_timed_features, n_timed_clusters : int
+        N, D and K of the points on which time is taken.
+    n_timed_temperatures : int
+        From 1e-4 to 10 times the same.
 
     Examples
     --------
     >>> from entmeans.paper.stability import measure
-    >>> record = measure([0], n_points=20, n_temperatures=3, n_timed=50)
-    >>> max(record["shares"]["float32"]["softmax"]["nan"])
-    0.0
+    >>> record = measure([0], n_points=20, n_temperatures=4, n_timed=50, n_timed_temperatures=2)
+    >>> sum(sum(r["counts"]["nan"]) for r in record["runs"] if r["form"] == "softmax, shifted")
+    0
     """
     options = {name: value for name, value in locals().items() if name != "seeds"}
-    temperatures = np.geomspace(COLDEST, HOTTEST, n_temperatures).tolist()
-    found: dict[str, dict[str, list[list[dict[str, float]]]]]
-    found = {dtype: {way: [] for way in WAYS} for dtype in DTYPES}
-    times, used = [], []
-    for seed in seeds:
-        used.append(seed)
-        d = _distances(n_points, n_clusters, seed)
-        generator = torch.Generator().manual_seed(seed)
-        read = torch.randn(d.shape, dtype=torch.float64, generator=generator)
-        for dtype in DTYPES:
-            rounded, to = d.to(getattr(torch, dtype)), read.to(getattr(torch, dtype))
-            for way in WAYS:
-                rows = [_counts(*_computed(way, rounded, to, t)) for t in temperatures]
-                found[dtype][way].append(rows)
-        times.append(_times(n_timed, seed))
-    shares = {
-        dtype: {
-            way: {
-                q: np.mean([[row[q] for row in rows] for rows in found[dtype][way]], 0).tolist()
-                for q in QUANTITIES
-            }
-            for way in WAYS
-        }
-        for dtype in DTYPES
-    }
+    relative = np.geomspace(1e-12, 1e3, n_temperatures).tolist()
+    timed = np.geomspace(1e-4, 10, n_timed_temperatures).tolist()
+    runs: list[Record] = []
+    hard: list[Record] = []
+    times: list[Record] = []
+    used = []
+    with _one_thread():
+        list(_times(0, 32, n_timed_features, n_timed_clusters, timed[:1]))  # compiles, warms up
+        for seed in seeds:
+            used.append(seed)
+            distances = _distances(seed, n_points, n_clusters)
+            for dtype in DTYPES:
+                d = distances.to(DTYPES[dtype])
+                about = {"seed": seed, "dtype": dtype}
+                hard.append(about | {"counts": [_n_hard(d, t) for t in relative]})
+                runs += [about | {"form": f} | _run(d, f, relative, seed) for f in FORMS]
+            sizes = (n_timed, n_timed_features, n_timed_clusters)
+            times += [{"seed": seed} | found for found in _times(seed, *sizes, timed)]
     return {
         "seeds": used,
         "options": options,
-        "temperatures": temperatures,
-        "shares": shares,
-        "timed_temperatures": list(TIMED_T),
+        "temperatures": relative,
+        "timed_temperatures": timed,
+        "n_rows": len(GEOMETRIES) * n_points,
+        "runs": runs,
+        "hard": hard,
         "times": times,
     }
 
 
 def judge(record: Record) -> Judgement:
-    """Holds if the shifted softmax fails; under a condition if only the raw ratio does.
+    """Holds if shifted softmax gives NaN; under a condition if only forms without shift do.
 
     Examples
     --------
     >>> from entmeans.paper.stability import judge, measure
-    >>> judge(measure([0], n_points=20, n_temperatures=6, n_timed=50)).verdict
+    >>> options = {"n_temperatures": 16, "n_timed": 50, "n_timed_temperatures": 2}
+    >>> judge(measure([0], n_points=20, **options)).verdict
     <Verdict.CONDITION: 'holds under a condition'>
     """
-    raw, softmax, shifted, entmax, best = (
-        {d: max(record["shares"][d][way]["nan"]) for d in DTYPES} for way in WAYS
-    )
-    stable = max(best.values()) == 0
-    if not stable or max(raw.values()) == 0:
+    total = {form: sum(_nan(record, form).values()) for form in FORMS}
+    if total["entmax15, shifted"] or not total["raw ratio"]:
         verdict = Verdict.FAILS
-    elif max(shifted.values()) > 0:
+    elif total["softmax, shifted"]:
         verdict = Verdict.HOLDS
     else:
         verdict = Verdict.CONDITION
-    bad = [d for d in DTYPES if softmax[d] > 0]
-    same = [d for d in DTYPES if entmax[d] > 0]
-    unshifted = (
-        f"Divided first, -d/T overflows in {', '.join(bad)}: then softmax gives NaN in up to "
-        f"{max(softmax.values()):.0%} of the rows, and entmax15 in "
-        + (f"{', '.join(same)} in up to {max(entmax.values()):.0%}" if same else "none")
-        + " of them. What protects is the shift before the division, not the mapping."
-        if bad
-        else "Dividing first does no harm to softmax in any dtype."
-    )
-    subnormal = {w: max(max(record["shares"][d][w]["subnormal"]) for d in DTYPES) for w in WAYS}
-    lost = {w: record["shares"]["float32"][w]["gradient lost"][0] for w in WAYS}
-    alive = {w: record["shares"]["float32"][w]["free energy gradient lost"][0] for w in WAYS}
-    slow = _slowdowns(record)
+    shown = {"raw ratio": "float32", "softmax": "float16", "entmax15": "float16"}
+    worst = {form: f"{max(shares(record, d, form, 'nan')):.0%}" for form, d in shown.items()}
     return Judgement(
         verdict,
-        f"The raw ratio is NaN in up to {max(raw.values()):.0%} of rows in every dtype; a softmax "
-        f"whose scores are shifted first never is ({max(shifted.values()):.0%}), nor is entmax15 "
-        f"({max(best.values()):.0%}).",
+        f"NaN at the worst T: raw ratio {worst['raw ratio']} of rows in float32; not shifted, in "
+        f"float16: softmax {worst['softmax']}, entmax15 {worst['entmax15']}. Shifted, all T and "
+        f"dtypes: softmax {total['softmax, shifted']}, entmax15 {total['entmax15, shifted']} of "
+        f"{_n_rows(record) * len(DTYPES) * len(record['temperatures']):,} rows.",
         (
-            "Said plainly: a softmax that is computed as every library does, with the largest "
-            "score subtracted, produces no NaN in "
-            f"{', '.join(d for d in DTYPES if d not in bad)} at any temperature. The claim is "
-            "true of the formula exp(-d/T) / sum exp(-d/T) as it is written, which no one needs to "
-            "compute.",
-            unshifted,
-            "What softmax does have is subnormal responsibilities, in up to "
-            f"{subnormal['softmax, shifted']:.0%} of the rows (entmax15: "
-            f"{subnormal['entmax15, shifted']:.0%}), and it never becomes exactly hard. A product "
-            f"p' x takes up to {short(slow['float32'])} times as long in float32 and "
-            f"{short(slow['float64'])} times in float64 as at the temperature where it is fastest. "
-            "The package sets subnormal responsibilities to 0.",
-            "The gradient through the responsibilities is lost with both mappings: at the lowest T "
-            f"in {lost['softmax, shifted']:.0%} of the rows with softmax and "
-            f"{lost['entmax15, shifted']:.0%} with entmax15 (float32), because rows that are hard "
-            "do not change. The gradient of the free energy is never lost with either "
-            f"({alive['softmax, shifted']:.0%} and {alive['entmax15, shifted']:.0%} of the rows).",
+            _on_shift(record),
+            _on_temperature(record),
+            *_on_gradients(record),
+            _on_subnormals(record),
+            _on_errors(record),
+            *_on_time(record),
         ),
-        (_share_table(record), _time_table(record)),
+        (_nan_table(record), _row_table(record), _time_table(record)),
     )
 
 
-def responsibilities(way: str, d: Tensor, temperature: float) -> Tensor:
-    """p (N, K) of squared distances (N, K), in their dtype, by one of the `WAYS`."""
-    if way == "raw ratio":
-        e = torch.exp(-d / temperature)
-        return e / e.sum(-1, keepdim=True)
-    shift = d.detach().amin(-1, keepdim=True) if way.endswith("shifted") else 0
-    scores = -(d - shift) / temperature
-    if way.startswith("softmax"):
-        return torch.softmax(scores, -1)
-    return get_mapping("entmax15").probabilities(scores)
+def shares(record: Record, dtype: str, form: str, *quantities: str) -> list[float]:
+    """At each temperature the share of rows of all seeds that any of the quantities counts.
+
+    Quantities that exclude each other, as all of one gradient do.
+    """
+    each = [counts(record, dtype, form, quantity) for quantity in quantities]
+    return [sum(column) / _n_rows(record) for column in zip(*each, strict=True)]
 
 
-def _distances(n_points: int, n_clusters: int, seed: int) -> Tensor:
-    """d (4 N, K) of all geometries, each divided by its scale, at fixed points of K-means."""
+def counts(record: Record, dtype: str, form: str, quantity: str) -> list[int]:
+    """At each temperature the number of rows of all seeds."""
+    each = [r["counts"][quantity] for r in _select(record["runs"], dtype=dtype, form=form)]
+    return [sum(column) for column in zip(*each, strict=True)]
+
+
+def seconds(record: Record, dtype: str, mapping: str, part: str) -> list[list[float]]:
+    """At each timed temperature the times of one part of a step, over seeds."""
+    runs = _select(record["times"], dtype=dtype, mapping=mapping, part=part)
+    return [list(column) for column in zip(*(r["seconds"] for r in runs), strict=True)]
+
+
+# What is measured
+
+
+def _raw(d: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+    e = torch.exp(-d / temperature)
+    mass = e.sum(-1, keepdim=True)
+    return e / mass, -temperature * mass.squeeze(-1).log()
+
+
+def _softmax(d: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+    z = -d / temperature
+    return torch.softmax(z, -1), -temperature * torch.logsumexp(z, -1)
+
+
+def _entmax15(d: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+    mapping = MAPPINGS["entmax15"]
+    p = probabilities(-d / temperature, mapping)
+    best = p.detach()  # the optimum: its own derivative does not count
+    return p, (best * d).sum(-1) - temperature * mapping.entropy(best)
+
+
+def _shifted(form: Form) -> Form:
+    def shifted(d: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+        near = d.amin(-1, keepdim=True)
+        p, energy = form(d - near, temperature)
+        return p, near.squeeze(-1) + energy
+
+    return shifted
+
+
+CALLS: dict[str, Form] = dict(
+    zip(FORMS, (_raw, _softmax, _shifted(_softmax), _entmax15, _shifted(_entmax15)), strict=True)
+)
+
+
+def _distances(seed: int, n_points: int, n_clusters: int) -> Tensor:
+    """Rows of all geometries (4 N, K), in units of the mean distance to the nearest center."""
     rows = []
     for sample in GEOMETRIES.values():
         points = sample(n_points, seed=seed).points
         centers = best_fixed_point(points, n_clusters, seed, 1)
-        scale = nearest(points, centers).distances.mean()
-        rows.append(squared_distances(points, centers) / scale)
+        unit = inertia(points, centers) / n_points
+        rows.append(squared_distances(points, centers) / unit)
     return torch.cat(rows)
 
 
-def _computed(way: str, d: Tensor, read: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Responsibilities, and the gradient by the distances of a loss sum_j p_ij v_ij."""
-    if way.startswith("entmax15"):  # its own derivative: automatic ones would follow the search
-        p = responsibilities(way, d, temperature)
-        return p, -get_mapping("entmax15").vjp(p, read) / temperature
-    leaf = d.clone().requires_grad_()
-    p = responsibilities(way, leaf, temperature)
-    (gradient,) = torch.autograd.grad(p, leaf, read)
-    return p.detach(), gradient
+def _n_hard(d: Tensor, temperature: float) -> int:
+    """Rows whose margin, as it is stored, is so large that entmax15 is exactly one-hot."""
+    two = d.double().topk(2, largest=False).values
+    return int((two[:, 1] - two[:, 0] >= 2 * temperature).sum())
 
 
-def _counts(p: Tensor, gradient: Tensor) -> dict[str, float]:
-    """Shares of the rows."""
-    kind = torch.finfo(p.dtype)
-    wide = p.double()
-    sums = (wide.sum(-1) - 1).abs() <= p.shape[-1] * kind.eps
-
-    def share(rows: Tensor) -> float:
-        return rows.double().mean().item()
-
+def _run(d: Tensor, form: str, temperatures: list[float], seed: int) -> Record:
+    generator = torch.Generator().manual_seed(seed)
+    v = torch.randn(d.shape, generator=generator).to(d.dtype)
+    found = [_row_counts(d, v, form, t) for t in temperatures]
     return {
-        "nan": share(p.isnan().any(-1)),
-        "subnormal": share(((wide > 0) & (wide < kind.tiny)).any(-1)),
-        "sums to 1": share(sums),
-        "gradient lost": share(_lost(gradient)),
-        "free energy gradient lost": share(_lost(p)),
+        "counts": {q: [counted[q] for counted, _ in found] for q in QUANTITIES},
+        "error": [error for _, error in found],
+        "nan_if_T_is_cast": [_n_broken(d, form, torch.tensor(t).to(d)) for t in temperatures],
     }
 
 
-def _lost(gradient: Tensor) -> Tensor:
-    return (gradient == 0).all(-1) | ~gradient.isfinite().all(-1)
+def _row_counts(
+    d: Tensor, v: Tensor, form: str, temperature: float
+) -> tuple[dict[str, int], float | None]:
+    """Rows by `QUANTITIES`, and the largest error of the others' responsibilities."""
+    leaf = d.clone().requires_grad_()
+    p, energy = CALLS[form](leaf, temperature)
+    (through_p,) = torch.autograd.grad((p * v).sum(), leaf, retain_graph=True)
+    (of_energy,) = torch.autograd.grad(energy.sum(), leaf)
+    p = p.detach()
+    kind = torch.finfo(d.dtype)
+    fine = p.isfinite().all(-1)
+    size = (through_p.double() * temperature).abs().amax(-1)
+    finite, zero = _kinds(through_p)
+    finite_f, zero_f = _kinds(of_energy)
+    found = {
+        "nan": ~fine,
+        "subnormal": ((p > 0) & (p < kind.tiny)).any(-1),
+        "sum": fine & ((p.double().sum(-1) - 1).abs() > d.shape[1] * kind.eps),
+        "p zero": zero,
+        "p broken": ~finite,
+        "p tiny": finite & ~zero & (size < kind.eps),
+        "F zero": zero_f,
+        "F broken": ~finite_f,
+    }
+    exact = CALLS["entmax15, shifted" if form.startswith("entmax15") else "softmax, shifted"]
+    errors = (p.double() - exact(d.double(), temperature)[0]).abs()[fine]
+    error = errors.max().item() if errors.numel() else None
+    return {name: int(rows.sum()) for name, rows in found.items()}, error
 
 
-def _times(n_points: int, seed: int) -> Record:
-    """Milliseconds at each of the timed temperatures, on one thread."""
+def _kinds(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows that are finite, and of these the ones that are zero."""
+    return gradient.isfinite().all(-1), (gradient == 0).all(-1)
+
+
+def _n_broken(d: Tensor, form: str, temperature: Tensor) -> int:
+    p, _ = CALLS[form](d, temperature)
+    return int((~p.isfinite().all(-1)).sum())
+
+
+def _times(
+    seed: int, n_points: int, n_features: int, n_clusters: int, temperatures: list[float]
+) -> Iterator[Record]:
+    """Seconds of responsibilities from distances, of p' x, and of the package's whole pass."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n_points, TIMED_D, dtype=torch.float64, generator=generator)
-    centers = start(x, TIMED_K, seed)
-    d = squared_distances(x, centers)
-    scale = d.amin(-1).mean().item()
-    threads = torch.get_num_threads()
+    points = torch.randn(n_points, n_features, dtype=torch.float64, generator=generator)
+    centers = torch.randn(n_clusters, n_features, dtype=torch.float64, generator=generator)
+    distances = squared_distances(points, centers)
+    unit = distances.amin(1).mean()
+    for dtype, mapping in product(DTYPES, ("softmax", "entmax15")):
+        d, x, c = (t.to(DTYPES[dtype]) for t in (distances / unit, points, centers))
+        found: dict[str, list[float]] = {part: [] for part in PARTS}
+        subnormal = []
+        for t in temperatures:
+            p, elapsed = _timed(_shared, d, t, mapping)
+            subnormal.append(((p > 0) & (p < torch.finfo(p.dtype).tiny)).double().mean().item())
+            found["responsibilities"].append(elapsed)
+            found["product"].append(_timed(torch.matmul, p.T, x)[1])
+            if dtype in ("float32", "float64"):
+                elapsed = _timed(statistics, x, c, t * unit.item(), mapping)[1]
+                found["statistics"].append(elapsed)
+        about = {"dtype": dtype, "mapping": mapping, "subnormal_share": subnormal}
+        for part, elapsed_at in found.items():
+            if elapsed_at:
+                yield about | {"part": part, "seconds": elapsed_at}
+
+
+def _shared(d: Tensor, temperature: float, mapping: str) -> Tensor:
+    z = -(d - d.amin(-1, keepdim=True)) / temperature
+    return torch.softmax(z, -1) if mapping == "softmax" else MAPPINGS[mapping].probabilities(z)
+
+
+def _timed(work: Callable[..., Result], *arguments: Any) -> tuple[Result, float]:
+    start = time.perf_counter()
+    result = work(*arguments)
+    return result, time.perf_counter() - start
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        found: Record = {}
-        for name in DTYPES:
-            dtype = getattr(torch, name)
-            points, near = x.to(dtype), (d / scale).to(dtype)
-            soft = partial(responsibilities, "softmax, shifted", near)
-            found[f"torch softmax, {name}"] = [_milliseconds(partial(soft, t)) for t in TIMED_T]
-            found[f"p' x of softmax, {name}"] = [
-                _milliseconds(partial(torch.matmul, soft(t).T, points)) for t in TIMED_T
-            ]
-        for mapping in ("softmax", "entmax15"):
-            for name in ("float32", "float64"):
-                pair = x.to(getattr(torch, name)), centers.to(getattr(torch, name))
-                step = partial(statistics, *pair, mapping=mapping)
-                found[f"entmeans step, {mapping}, {name}"] = [
-                    _milliseconds(partial(step, temperature=t * scale)) for t in TIMED_T
-                ]
+        yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
+
+
+# What is said of it
+
+
+def _on_shift(record: Record) -> str:
+    nan = {form: _nan(record, form) for form in FORMS}
+    total = {form: sum(by_dtype.values()) for form, by_dtype in nan.items()}
+    dtypes = [d for d in DTYPES if nan["softmax"][d] or nan["entmax15"][d]]
+    others = [d for d in DTYPES if d not in dtypes]
+    overflow = "without it neither gave NaN here"
+    if dtypes:
+        overflow = (
+            "without it -d / T overflows and rows become NaN in "
+            f"{' and '.join(dtypes)}, {sum(nan['softmax'].values()):,} of softmax and "
+            f"{sum(nan['entmax15'].values()):,} of entmax15"
+        )
+        overflow += f" (none in {', '.join(others)}, whose range is wide enough)" if others else ""
+    highest = _highest_broken(record, "raw ratio").items()
+    each = ", ".join(f"{short(t)} in {d}" for d, t in highest if t is not None)
+    return (
+        "The condition: it is the shift of the scores that matters, not the mapping. With the "
+        "nearest distance taken off before dividing by T softmax gave NaN in "
+        f"{total['softmax, shifted']} rows and entmax15 in {total['entmax15, shifted']}; "
+        f"{overflow}. The raw ratio becomes 0 / 0: the highest T with a NaN, in units of the mean "
+        f"squared distance, is {each or 'none'}."
+    )
+
+
+def _highest_broken(record: Record, form: str) -> dict[str, float | None]:
+    found = {}
+    for dtype in DTYPES:
+        nan = counts(record, dtype, form, "nan")
+        broken = [t for t, n in zip(record["temperatures"], nan, strict=True) if n]
+        found[dtype] = max(broken, default=None)
     return found
 
 
-def _milliseconds(call: Callable[[], object]) -> float:
-    """The median of three."""
-    elapsed = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        call()
-        elapsed.append(1e3 * (time.perf_counter() - begin))
-    return float(np.median(elapsed))
+def _on_temperature(record: Record) -> str:
+    each = []
+    for form in ("softmax, shifted", "entmax15, shifted"):
+        runs = _select(record["runs"], form=form, dtype="float16")
+        columns = zip(*(r["nan_if_T_is_cast"] for r in runs), strict=True)
+        each.append(max(sum(column) for column in columns) / _n_rows(record))
+    return (
+        "The shift is not enough where T itself is kept in float16: below 3e-8 it rounds to 0, and "
+        f"0 / 0 then made NaN of {each[0]:.0%} of rows with shifted softmax and {each[1]:.0%} with "
+        "shifted entmax15. The package computes half precision in float32 and raises a positive T "
+        "to the least normal number."
+    )
 
 
-def medians_of_times(record: Record) -> dict[str, list[float]]:
-    """Over seeds, for each thing that was timed."""
-    return {
-        name: np.median([run[name] for run in record["times"]], 0).tolist()
-        for name in record["times"][0]
+def _on_gradients(record: Record) -> tuple[str, str]:
+    at = _closest(record, 0.1)
+
+    def share(dtype: str, form: str, quantity: str) -> str:
+        return f"{shares(record, dtype, form, quantity)[at]:.1%}"
+
+    lost = {
+        form: sum(sum(counts(record, d, form, q)) for d in DTYPES for q in ("F zero", "F broken"))
+        for form in ("softmax, shifted", "entmax15, shifted")
     }
+    return (
+        "Through the responsibilities entmax15 does not rescue the gradient, which vanishes at a "
+        f"higher T: at T = {short(record['temperatures'][at])} it is zero in "
+        f"{share('float32', 'entmax15, shifted', 'p zero')} of rows (float32), and rightly so: "
+        f"{_hard_shares(record, 'float32')[at]:.1%} have a margin of 2 T or more, are exactly "
+        "one-hot and have that derivative. With shifted softmax it is zero by underflow in "
+        f"{share('float32', 'softmax, shifted', 'p zero')} (float64: "
+        f"{share('float64', 'softmax, shifted', 'p zero')}) and below eps / T, of no use, in "
+        f"another {share('float32', 'softmax, shifted', 'p tiny')} (float64: "
+        f"{share('float64', 'softmax, shifted', 'p tiny')}).",
+        "The gradient of the free energy, which is the responsibilities themselves, is lost in "
+        f"{lost['softmax, shifted']} rows with shifted softmax and in "
+        f"{lost['entmax15, shifted']} with shifted entmax15, at any T and in any dtype.",
+    )
 
 
-def _slowdowns(record: Record) -> dict[str, float]:
-    """By dtype: the slowest product p' x over the fastest."""
-    times = medians_of_times(record)
-    return {d: max(t) / min(t) for d in DTYPES for t in [times[f"p' x of softmax, {d}"]]}
+def _on_subnormals(record: Record) -> str:
+    each = {
+        form: ", ".join(f"{max(shares(record, d, form, 'subnormal')):.1%} in {d}" for d in DTYPES)
+        for form in ("softmax, shifted", "entmax15, shifted")
+    }
+    off = max(max(shares(record, d, form, "sum")) for d in DTYPES for form in FORMS)
+    return (
+        "Rows with subnormal numbers, at the temperature with the most of them: shifted softmax "
+        f"{each['softmax, shifted']}; shifted entmax15 {each['entmax15, shifted']}. Sums that miss "
+        f"1 by more than K eps, in rows without NaN of any form: {off:.1%} at most."
+    )
 
 
-def _share_table(record: Record) -> Table:
-    rows = []
+def _on_errors(record: Record) -> str:
+    def worst(dtype: str, form: str) -> str:
+        runs = _select(record["runs"], dtype=dtype, form=form)
+        return short(max((e for r in runs for e in r["error"] if e is not None), default=None))
+
+    each = "; ".join(
+        f"{d}: softmax {worst(d, 'softmax')} and {worst(d, 'softmax, shifted')}, entmax15 "
+        f"{worst(d, 'entmax15')} and {worst(d, 'entmax15, shifted')}"
+        for d in ("float16", "bfloat16", "float32")
+    )
+    return (
+        "The shift makes responsibilities more exact too, for either mapping. Largest error "
+        f"against float64 on the same stored distances, without and with it: {each}."
+    )
+
+
+def _on_time(record: Record) -> tuple[str, str]:
+    slow = []
     for dtype in DTYPES:
-        for way in WAYS:
-            shares = record["shares"][dtype][way]
-            each = (max(shares[q]) for q in QUANTITIES if q != "sums to 1")
-            rows.append(
-                (dtype, way, *(f"{v:.1%}" for v in each), f"{min(shares['sums to 1']):.1%}")
-            )
-    columns = ("dtype", "way", *(q for q in QUANTITIES if q != "sums to 1"), "sums to 1 (least)")
-    return Table("Rows, in the worst case over all temperatures", columns, tuple(rows))
+        products = np.median(seconds(record, dtype, "softmax", "product"), 1)
+        runs = _select(record["times"], dtype=dtype, mapping="softmax", part="product")
+        subnormal = np.mean([r["subnormal_share"] for r in runs], 0)
+        most = int(subnormal.argmax())
+        ratio = short(float(products[most] / products[-1]))
+        slow.append(f"{ratio} in {dtype} ({subnormal[most]:.1%} of numbers subnormal)")
+    formula = _entmax15_to_softmax(record, "responsibilities")
+    package = _entmax15_to_softmax(record, "statistics")
+    return (
+        "Time of p' x with shifted softmax at the temperature with the most subnormal numbers, as "
+        f"a multiple of that at the highest: {', '.join(slow)}. Processors differ in how they "
+        "treat such numbers, so elsewhere this can be otherwise.",
+        "In float32, by temperature, the plain formula of entmax15 takes "
+        f"{short(min(formula))} to {short(max(formula))} times as long as torch.softmax, one fused "
+        "call; a whole pass of the package (`statistics`) with entmax15 takes "
+        f"{short(min(package))} to {short(max(package))} times as long as with softmax.",
+    )
+
+
+def _entmax15_to_softmax(record: Record, part: str) -> list[float]:
+    entmax15, softmax = (
+        np.median(seconds(record, "float32", m, part), 1) for m in ("entmax15", "softmax")
+    )
+    return [float(ratio) for ratio in entmax15 / softmax]
+
+
+def _nan(record: Record, form: str) -> dict[str, int]:
+    """The number of rows with NaN in each dtype, over all temperatures."""
+    return {dtype: sum(counts(record, dtype, form, "nan")) for dtype in DTYPES}
+
+
+def _n_rows(record: Record) -> int:
+    """Rows of all seeds."""
+    return len(record["seeds"]) * int(record["n_rows"])
+
+
+def _closest(record: Record, temperature: float) -> int:
+    return int(np.abs(np.log(np.array(record["temperatures"]) / temperature)).argmin())
+
+
+def _hard_shares(record: Record, dtype: str) -> list[float]:
+    each = [h["counts"] for h in _select(record["hard"], dtype=dtype)]
+    return [sum(column) / _n_rows(record) for column in zip(*each, strict=True)]
+
+
+def _nan_table(record: Record) -> Table:
+    rows = []
+    for form in FORMS:
+        highest = _highest_broken(record, form)
+        cells = []
+        for dtype in DTYPES:
+            broken = sum(counts(record, dtype, form, "nan"))
+            worst = max(shares(record, dtype, form, "nan"))
+            cells.append(f"{worst:.0%}, T <= {short(highest[dtype])}" if broken else "none")
+        rows.append((form, *cells))
+    return Table(
+        "Rows that are NaN: the share at the worst temperature, and the highest temperature, in "
+        "units of the mean squared distance to the nearest center, at which there is one",
+        ("form", *DTYPES),
+        tuple(rows),
+    )
+
+
+def _row_table(record: Record) -> Table:
+    columns = {
+        "NaN": ("nan",),
+        "subnormal": ("subnormal",),
+        "gradient through p zero": ("p zero",),
+        "not finite": ("p broken",),
+        "below eps / T": ("p tiny",),
+        "gradient of F lost": ("F zero", "F broken"),
+    }
+    chosen = sorted({_closest(record, t) for t in (1e-9, 1e-5, 1e-3, 1e-1, 10)})
+    rows = []
+    for dtype in ("float16", "float32"):
+        for form in ("raw ratio", "softmax, shifted", "entmax15, shifted"):
+            each = [shares(record, dtype, form, *names) for names in columns.values()]
+            for i in chosen:
+                cells = (f"{share[i]:.1%}" for share in each)
+                rows.append((dtype, form, short(record["temperatures"][i]), *cells))
+    return Table(
+        "Share of rows, T in units of the mean squared distance to the nearest center",
+        ("dtype", "form", "T", *columns),
+        tuple(rows),
+    )
 
 
 def _time_table(record: Record) -> Table:
-    rows = [
-        (name, short(float(np.median(times))), short(max(times) / min(times)))
-        for name, times in medians_of_times(record).items()
-    ]
-    n = record["options"]["n_timed"]
+    rows = []
+    for dtype, mapping, part in product(DTYPES, ("softmax", "entmax15"), PARTS):
+        times = seconds(record, dtype, mapping, part)
+        if times:
+            medians = [1e3 * quartiles(t)[0] for t in times]  # type: ignore[index]
+            pooled = spread(1e3 * t for column in times for t in column)
+            rows.append((dtype, mapping, part, short(min(medians)), pooled, short(max(medians))))
     return Table(
-        f"Milliseconds on one thread, {n:,} x {TIMED_D}, K = {TIMED_K}: median over temperatures, "
-        "and the slowest temperature over the fastest",
-        ("what", "ms", "slowest / fastest"),
+        "Milliseconds, one thread: at the fastest temperature, median (quartiles) over all, at the "
+        "slowest",
+        ("dtype", "mapping", "part", "fastest T", "all T", "slowest T"),
         tuple(rows),
     )
+
+
+def _select(runs: list[Record], **wanted: str) -> list[Record]:
+    return [r for r in runs if all(r[name] == value for name, value in wanted.items())]
