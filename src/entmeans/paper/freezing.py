@@ -165,7 +165,7 @@ def judge(record: Record) -> Judgement:
 def _example() -> Record:
     """Five points on a line, entmax15, upward from their fixed point; given as T falls."""
     points = torch.tensor(EXAMPLE, dtype=torch.float64).unsqueeze(1)
-    end = lloyd(points, points[[0, 4]])
+    end = lloyd(points, points.new_tensor([[0.0], [6.0]]))
     hardening = hardening_temperature(points, end).item()
     temperatures = [hardening * factor for factor in (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)]
     path = follow(points, end, temperatures, "entmax15", tol=1e-16)
