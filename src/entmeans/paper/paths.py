@@ -197,5 +197,6 @@ def _turning(path: Tensor, shortest: float) -> Tensor:
     if len(kept) < 3:
         return path.new_zeros(())
     ahead = torch.nn.functional.normalize(torch.stack(kept).diff(dim=0))
-    cosine = (ahead[:-1] * ahead[1:]).sum(-1)
-    return cosine.clamp(-1, 1).acos().sum()
+    before, after = ahead[:-1], ahead[1:]
+    half = torch.atan2((after - before).norm(dim=-1), (after + before).norm(dim=-1))
+    return 2 * half.sum()  # exact for small angles too, unlike arcs of cosines
