@@ -1,4 +1,4 @@
-"""The command line: ``entmeans fit`` and ``entmeans predict``."""
+"""The command line: ``entmeans fit``, ``entmeans predict`` and ``entmeans paper``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ try:
     from rich.columns import Columns
     from rich.console import Console, Group
     from rich.panel import Panel
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
     from rich.table import Table as Grid
     from rich.text import Text
 
@@ -52,6 +52,12 @@ DATA_HELP = (
 )
 
 LABEL_WIDTH = len("certificate")
+
+BADGES = {
+    "holds": ("●", "green"),
+    "holds under a condition": ("◐", "yellow"),
+    "does not hold": ("○", "red"),
+}
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,8 @@ def main(
     """Soft clusters that freeze into exact K-means.
 
     [bold]entmeans fit digits -k 10[/bold]  finds clusters in a file or in built-in data;
-    [bold]entmeans predict DIR DATA[/bold]  applies them to other data.
+    [bold]entmeans predict DIR DATA[/bold]  applies them to other data;
+    [bold]entmeans paper[/bold]  repeats the experiments that this rests on, and judges them.
     """
 
 
@@ -230,6 +237,51 @@ def predict(
         console.print(_softness(shares, used, hard), soft_wrap=True)
 
 
+@app.command(epilog="Example:  entmeans paper --quick --out report")
+@_reported()
+def paper(
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR", help="Folder for report.html, report.md, results.json and figures."
+        ),
+    ] = Path("paper-report"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Smaller experiments, done within a minute.")
+    ] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Claims to test, as C4,C5.", show_default="all, C1 to C9"),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many seeds.", show_default="10; with --quick 3"),
+    ] = None,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+) -> None:
+    """Repeat the experiments of arXiv 2603.04625, and judge each claim by what is measured.
+
+    A report says what holds, under which condition, and what does not. It takes some minutes on
+    two cores.
+    """
+    from .paper.run import run
+
+    chosen = [name.strip().upper() for name in (only or "").split(",") if name.strip()]
+    n_seeds = seeds or (3 if quick else 10)
+    console = Console(highlight=False)
+    with _judging(Console(stderr=True)) as on_progress:
+        results = run(
+            out,
+            quick=quick,
+            only=chosen,
+            seeds=range(first_seed, first_seed + n_seeds),
+            command=" ".join(["entmeans", *sys.argv[1:]]),
+            on_progress=on_progress,
+        )
+    console.print(_verdicts(results["claims"]))
+    console.print(f"Written to {out / 'report.html'}", soft_wrap=True)
+
+
 def _split(columns: str | None) -> list[str] | None:
     """Names between commas; one that holds a comma itself stands in quotes."""
     if columns is None:
@@ -276,6 +328,50 @@ def _progress(console: Console) -> Iterator[Callable[[Step], None]]:
             progress.update(bar, completed=step.hard_share, state=state)
 
         yield on_step
+
+
+@contextmanager
+def _judging(console: Console) -> Iterator[Callable[[Any, float, Any], None]]:
+    """A live bar for each claim, and its verdict; without a terminal a line when it is judged."""
+    progress = Progress(
+        TextColumn("{task.fields[name]}"),
+        BarColumn(bar_width=16, style="grey50", complete_style="cyan", finished_style="cyan"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[state]}"),
+        console=console,
+        disable=not console.is_terminal,
+    )
+    bars: dict[str, TaskID] = {}
+    with progress:
+
+        def on_progress(claim: Any, share: float, judgement: Any) -> None:
+            if claim.id not in bars:
+                name = f"{claim.id} {claim.title:<16}"
+                bars[claim.id] = progress.add_task("", total=1.0, name=name, state="")
+            state = "" if judgement is None else _badge(judgement.verdict)
+            progress.update(bars[claim.id], completed=share, state=state)
+            if judgement is not None and progress.disable:
+                console.print(f"{claim.id} {claim.title}: {judgement.verdict}")
+
+        yield on_progress
+
+
+def _badge(verdict: str) -> str:
+    """Told apart by color, shape and words."""
+    mark, color = BADGES[verdict]
+    return f"[{color}]{mark} {verdict}[/{color}]"
+
+
+def _verdicts(claims: list[dict[str, Any]]) -> Grid:
+    grid = Grid(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1))
+    grid.add_column("claim", no_wrap=True)
+    grid.add_column("verdict")
+    grid.add_column("measured")
+    for claim in claims:
+        grid.add_row(
+            f"{claim['id']} {claim['title']}", _badge(claim["verdict"]), Text(claim["measured"])
+        )
+    return grid
 
 
 def _scikit_learn(points: NDArray[Any], n_clusters: int, seed: int) -> Peer:

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from ...plots import FAINT, INK, PALETTE
 from ..geometries import GEOMETRIES
 from ..paths import MAPPINGS
 from ..records import Record
 from ..trajectories import RULES
-from .style import MAPPING_STYLES, band, label, legend, panels, plane
+from .style import band, label, panels, plane
 
 SOFT = {"0.3": (PALETTE[1], "--", "T = 0.3 scale"), "0.03": (PALETTE[0], "-.", "T = 0.03 scale")}
 HARD = {"color": INK, "linestyle": "-", "label": "K-means, T = 0"}
@@ -74,14 +75,9 @@ def _distance(record: Record) -> Figure:
             axes.set_yscale("log")
             label(axes, f"{geometry}, {rule}", "T / scale" if row is grid[1] else "")
         row[0].set_ylabel("largest distance / radius", size=9)
-    legend(grid[0][0], loc="center left")
-    ticks = [1e-17, 1e-12, 1e-6, 1]
-    grid[0][0].set_yticks(ticks, ["0", "1e-12", "1e-6", "1"])
-    grid[1][0].annotate(
-        "gray: half the smallest margin\nof the path, over seeds",
-        (0.04, 0.6),
-        xycoords="axes fraction",
-        size=8,
-        color=MAPPING_STYLES["hard"]["color"],
-    )
+    grid[0][0].set_yticks([floor, 1e-12, 1e-6, 1], ["0", "1e-12", "1e-6", "1"])
+    handles, names = grid[0][0].get_legend_handles_labels()
+    handles.append(Patch(color=FAINT))
+    names.append("half the smallest margin of the path, over seeds")
+    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return figure
