@@ -20,7 +20,7 @@ METHOD_STYLES: dict[str, dict[str, Any]] = {
     "K-means": {"color": INK, "marker": "s"},
     "soft K-means": {"color": PALETTE[0], "marker": "D"},
     "encoder": {"color": PALETTE[3], "marker": "P"},
-    "spectral": {"color": MUTED, "marker": "x"},
+    "single linkage": {"color": MUTED, "marker": "x"},
 }
 
 
