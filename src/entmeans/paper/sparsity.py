@@ -20,14 +20,16 @@ from .records import Judgement, Record, Table, Verdict, short, spread
 
 METHOD = (
     "Partition: at drawn centers and at fixed points of K-means on each geometry it is counted in "
-    "which rows the nearest center has the largest responsibility. Support: the mean number of "
+    "which rows no responsibility exceeds that of the nearest center. Support: the mean number of "
     "responsibilities that are not 0, there and for many centers in 16 dimensions. Threshold: the "
     "time of entmax15 for a row of K scores, of normal scores times 10 (narrow support) and times "
     "0.3 (wide support), by sorting, by the formula of the package in plain torch, and by its "
-    "kernel, beside torch's sort and softmax; the exponent of K is fitted from K = 128 on. Later "
+    "`entmax15`, served by a kernel where there is one, beside torch's sort and softmax; the "
+    "exponent of K is fitted from K = 128 on. Later "
     "cost: with 1,024 centers, at temperatures that give supports of about 1.5, 4, 16 and very "
     "many, the sums p' x and the read-out p v into 64 columns take dense responsibilities (torch) "
-    "and sparse ones (SciPy's CSR), and the package takes whole steps with entmax15 and softmax. "
+    "and sparse ones (SciPy's CSR, made beforehand), and the package takes whole steps with "
+    "entmax15 and softmax. "
     "All in float32 on one thread; medians over seeds."
 )
 
@@ -52,7 +54,7 @@ def measure(
     n_points: int = 300,
     n_clusters: int = 5,
     n_temperatures: int = 13,
-    sizes: tuple[int, ...] = (8, 32, 128, 512, 2048, 8192),
+    sizes: tuple[int, ...] = (8, 32, 128, 512, 2048, 8192, 16_384),
     n_scores: int = 2**19,
     n_rows: int = 4000,
 ) -> Record:
@@ -119,22 +121,24 @@ def judge(record: Record) -> Judgement:
         if run["mapping"] != "softmax"
     )
     growth = {a: exponents(record, a) for a in ALGORITHMS}
-    linear = max(float(np.median(growth[a])) for a in ("plain torch", "kernel")) < 1.5
+    # The claim is about the threshold, so no limit of one implementation of it may decide.
+    bounded = max(float(np.median(growth[a])) for a in ("sort", "plain torch")) < 1.5
     gain = {s: gains(record, "read-out", s) for s in SUPPORTS}
     sums = {s: gains(record, "sums", s) for s in SUPPORTS}
     lower = float(np.median(gain["1.5"])) > 1.5
     everywhere = float(np.median(gain["wide"])) > 1
-    if not (kept == 1 and cold < 2 and linear and lower):
+    if not (kept == 1 and cold < 2 and bounded and lower):
         verdict = Verdict.FAILS
     else:
         verdict = Verdict.HOLDS if everywhere else Verdict.CONDITION
     ratio = ratios(record, "sort", "kernel")
     return Judgement(
         verdict,
-        f"The nearest center leads in {kept:.0%} of rows at every T. Cost of the threshold: K to "
-        f"the {spread(growth['kernel'])}, without a sort. A sparse read-out is "
-        f"{short(float(np.median(gain['1.5'])))} times faster at support 1.5, "
-        f"{short(float(np.median(gain['wide'])))} times at a wide one.",
+        f"The nearest center leads in {kept:.0%} of rows at every T. Threshold: K to the "
+        f"{short(float(np.median(growth['sort'])))} by sorting, to the "
+        f"{short(float(np.median(growth['plain torch'])))} without. Sparse read-out: "
+        f"{short(float(np.median(gain['1.5'])))} times as fast at support 1.5, "
+        f"{short(float(np.median(gain['wide'])))} at a wide one.",
         (
             "The condition: the later cost is lower where few of the centers share a point. Of "
             f"{K_LATER:,} centers, the read-out p v takes {_listed(gain)} times as long dense as "
@@ -142,9 +146,11 @@ def judge(record: Record) -> Judgement:
             "find the nonzero entries of a dense p takes "
             f"{short(_conversion(record))} times a dense read-out: it pays for several uses, or "
             "where p is never written down dense, as in the kernels of the package.",
-            "O(K log K) is an upper bound. The threshold needs no sort: only scores within 2 of "
-            "the largest can have a share, and the search among these takes O(K) in all. The "
-            f"kernel is {spread(ratio)} times faster than sorting.",
+            "O(K log K) is an upper bound. The threshold needs no sort: a fixed number of passes "
+            "over the scores finds it, and in plain torch these were measured to take K to the "
+            f"{spread(growth['plain torch'])}; by sorting, K to the {spread(growth['sort'])}.",
+            f"The `entmax15` of the package is {spread(ratio)} times faster than sorting, over all "
+            f"K, but its time grows as K to the {spread(growth['kernel'])}: {_cliff(record)}.",
             "Softmax is dense at every T, but for responsibilities below the range of the dtype; "
             f"the package's steps at support 1.5 take {short(_step_ratio(record, '1.5'))} times as "
             f"long with softmax as with entmax15, at a wide one "
@@ -202,6 +208,20 @@ def gains(record: Record, what: str, support: str) -> list[float]:
     """Dense over sparse time, for each seed."""
     runs = [run for run in record["later"] if run["support"] == support]
     return [run["times"][f"{what}, dense"] / run["times"][f"{what}, sparse"] for run in runs]
+
+
+def _cliff(record: Record) -> str:
+    """How the time of the package's entmax15 for a score changes with K, with wide support."""
+    runs = [run for run in record["threshold"] if run["ending"] == "wide"]
+    sizes = np.array(runs[0]["sizes"])
+    own, plain = (np.median([r["times"][a] for r in runs], 0) for a in ("kernel", "plain torch"))
+    each = own / sizes
+    best = int(each.argmin())
+    return (
+        f"a score costs {short(float(each[-1] / each[best]))} times as much at K = {sizes[-1]:,} "
+        f"as at K = {sizes[best]:,}, and a row of {sizes[-1]:,} takes "
+        f"{short(float(own[-1] / plain[-1]))} times as long as by the formula in plain torch"
+    )
 
 
 @contextmanager
