@@ -23,6 +23,8 @@ METHOD_STYLES: dict[str, dict[str, Any]] = {
     "single linkage": {"color": MUTED, "marker": "x"},
 }
 
+NAMES = {"soft K-means": "soft K-means, best T"}
+
 
 def draw(record: Record) -> dict[str, Figure]:
     """Every seed a mark, the median a bar."""
@@ -31,7 +33,8 @@ def draw(record: Record) -> dict[str, Figure]:
         values = [
             [r[method] for r in record["agreement"] if r["geometry"] == g] for g in GEOMETRIES
         ]
-        _marks(grid[0][0], values, (i - 1.5) / 5, method, METHOD_STYLES[method])
+        name = NAMES.get(method, method)
+        _marks(grid[0][0], values, (i - 1.5) / 5, name, METHOD_STYLES[method])
     for i, mapping in enumerate(MAPPINGS):
         values = [
             [
@@ -50,7 +53,8 @@ def draw(record: Record) -> dict[str, Figure]:
         axes.set_xticks(range(len(GEOMETRIES)), list(GEOMETRIES))
         axes.grid(visible=False, axis="x")
     grid[0][0].set_ylim(-0.1, 1.35)
-    legend(grid[0][0], loc="upper left", ncols=4, columnspacing=1.0, handletextpad=0.2)
+    grid[0][0].set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
+    legend(grid[0][0], loc="upper left", ncols=2, columnspacing=1.0, handletextpad=0.2)
     legend(grid[0][1], loc="upper left")
     return {"c9-manifolds": figure}
 
