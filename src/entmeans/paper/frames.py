@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import base64
 import io
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from ..functional import responsibilities, statistics
+from ..functional import nearest, responsibilities, statistics
 from ..limit import hardening_temperature
+from ..mappings import get_mapping
 from ..plots import cluster_colors, mixture
 from .geometries import GEOMETRIES
 from .paths import cooling, scale
@@ -26,12 +27,27 @@ N_CLUSTERS = 5
 COLDEST_SHOWN = 3e-4
 """In units of the scale of the data: no eye sees what is shared below it."""
 
+FROZEN_STRIDE = 3
+"""At T <= T* nothing moves any more: of the temperatures there every third is enough."""
+
 SHADES = 128
 """Colors of a picture, chosen for each."""
 
 
+class Plane(NamedTuple):
+    """The square of the plane that is shown: its middle (2,) and half of its side."""
+
+    middle: Tensor
+    half: Tensor
+
+    def in_unit_square(self, places: Tensor) -> list[list[float]]:
+        """Places (n, 2) as shares of the side, from the left and from the top."""
+        shares = (places - self.middle) / (2 * self.half) * places.new_tensor([1.0, -1.0]) + 0.5
+        return [[round(share, 4) for share in place] for place in shares.tolist()]
+
+
 def all_frames(quick: bool = False) -> Record:
-    """Frames of every geometry and mapping, at full size or smaller ones.
+    """Frames of every geometry and mapping; in a quick run fewer, with fewer points and pixels.
 
     Examples
     --------
@@ -39,43 +55,49 @@ def all_frames(quick: bool = False) -> Record:
     >>> sorted(all_frames(quick=True)["geometries"])
     ['blobs', 'circles', 'spiral', 'two moons']
     """
-    n_points, n_temperatures, pixels = (100, 12, 48) if quick else (300, 32, 96)
-    options = {"n_points": n_points, "n_temperatures": n_temperatures, "pixels": pixels}
+    n_points, n_temperatures, pixels = (100, 20, 72) if quick else (300, 56, 128)
     return {
         "colors": [_css(color) for color in cluster_colors(N_CLUSTERS)],
         "geometries": {
-            geometry: {mapping: frames(geometry, mapping, **options) for mapping in SHOWN}
+            geometry: {
+                mapping: frames(geometry, mapping, n_points, n_temperatures, pixels)
+                for mapping in SHOWN
+            }
             for geometry in GEOMETRIES
         },
     }
 
 
 def frames(geometry: str, mapping: str, n_points: int, n_temperatures: int, pixels: int) -> Record:
-    """The path of `cooling` to T*, and K-means at its end, as pictures and numbers.
+    """The path of `cooling` as pictures and numbers, with T* where there is one, and T = 0.
 
     Returns
     -------
     dict
         Points and centers in the unit square, y downward; T*, energies and temperatures in units
-        of the scale of the data; for each frame temperature, centers, free energy, inertia, the
-        share of hard points, and a picture of responsibilities as mixtures of colors.
+        of the scale of the data; "hardening_frame", the frame at T*, or None where T* is 0; for
+        each frame temperature, centers, free energy and inertia (means over the points), the share
+        of points that are exactly hard, "1" for each of those and "0" for each other, the doubt
+        (the most that any point gives to centers other than its nearest), and a picture of the
+        responsibilities as mixtures of colors.
     """
     cold = cooling(geometry, n_points, N_CLUSTERS, n_temperatures, mapping, 0)
     points, size = cold.points, scale(cold.points)
-    order = _by_angle(points, cold.end)
     hardening = hardening_temperature(points, cold.end, mapping).item() / size
-    lowest = max(hardening, COLDEST_SHOWN)
-    soft = [(t, c) for t, c in zip(cold.temperatures, cold.path, strict=True) if t > lowest]
-    if hardening > 0:
-        soft.append((hardening, cold.end))
-    middle, half = (points.amin(0) + points.amax(0)) / 2, 0.55 * (points.amax(0) - points.amin(0))
-    plane = middle, half.amax()
+    shown = [(t, c) for t, c in zip(cold.temperatures, cold.path, strict=True) if t > COLDEST_SHOWN]
+    soft = [(t, c) for t, c in shown if t > hardening]
+    star = [(hardening, cold.end)] if hardening > 0 else []
+    frozen = [(t, c) for t, c in shown if t < hardening][FROZEN_STRIDE - 1 :: FROZEN_STRIDE]
+    low, high = points.amin(0), points.amax(0)
+    plane = Plane((low + high) / 2, 0.55 * (high - low).amax())
+    order = _by_angle(points, cold.end)
     return {
-        "points": _in_unit_square(points, *plane),
+        "points": plane.in_unit_square(points),
         "hardening_temperature": hardening,
+        "hardening_frame": len(soft) if star else None,
         "frames": [
             _frame(points, centers[order], t * size, mapping, size, plane, pixels)
-            for t, centers in [*soft, (0.0, cold.end)]
+            for t, centers in (*soft, *star, *frozen, (0.0, cold.end))
         ],
     }
 
@@ -86,39 +108,38 @@ def _frame(
     temperature: float,
     mapping: str,
     size: float,
-    plane: tuple[Tensor, Tensor],
+    plane: Plane,
     pixels: int,
 ) -> Record:
     found = statistics(points, centers, temperature, mapping)
+    margins = nearest(points, centers).margins
+    # by the margin, as in `statistics`: a softmax that rounds to one-hot is no hard one
+    hard = margins >= (get_mapping(mapping).one_hot_margin * temperature if temperature > 0 else 0)
+    p = responsibilities(points, centers, temperature, mapping)
+    others = p.sort(1).values[:, :-1].sum(1)  # small, where 1 minus the largest would round to 0
     n = len(points)
     return {
         "temperature": temperature / size,
-        "centers": _in_unit_square(centers, *plane),
+        "centers": plane.in_unit_square(centers),
         "free_energy": found.free_energy.item() / n / size,
         "inertia": found.inertia.item() / n / size,
         "hard": found.hard_mass.item() / n,
+        "hard_points": "".join("1" if one else "0" for one in hard.tolist()),
+        "doubt": others.max().item(),
         "picture": _picture(centers, temperature, mapping, plane, pixels),
     }
 
 
-def _picture(
-    centers: Tensor, temperature: float, mapping: str, plane: tuple[Tensor, Tensor], pixels: int
-) -> str:
+def _picture(centers: Tensor, temperature: float, mapping: str, plane: Plane, pixels: int) -> str:
     """The colors of the clusters mixed by responsibility at every place, as the URI of a PNG."""
-    middle, half = plane
     side = (torch.arange(pixels, dtype=centers.dtype) + 0.5) / pixels * 2 - 1
-    places = torch.cartesian_prod(-side, side).flip(-1) * half + middle  # from the top left
+    places = torch.cartesian_prod(-side, side).flip(-1) * plane.half + plane.middle  # from the top
     p = responsibilities(places, centers, temperature, mapping).numpy()
     colors = mixture(p, cluster_colors(len(centers))).reshape(pixels, pixels, 3)
     image = Image.fromarray((255 * colors).round().astype(np.uint8))
     buffer = io.BytesIO()
     image.quantize(SHADES).save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def _in_unit_square(places: Tensor, middle: Tensor, half: Tensor) -> list[list[float]]:
-    square = (places - middle) / (2 * half) * places.new_tensor([1.0, -1.0]) + 0.5
-    return [[round(v, 4) for v in place] for place in square.tolist()]
 
 
 def _by_angle(points: Tensor, centers: Tensor) -> Tensor:
