@@ -17,7 +17,7 @@ NAMES = [
 WITHOUT = {
     *("cli", "inputs", "mappings", "operators", "step"),
     *("estimators", "estimators.arrays", "nn", "nn.processes"),
-    *("paper", "paper.figures", "paper.figures.style"),
+    *("paper", "paper.run"),
 }
 
 
@@ -25,4 +25,4 @@ WITHOUT = {
 def test_examples_of_the_module_hold(name):
     results = doctest.testmod(importlib.import_module(f"entmeans.{name}"))
     assert results.failed == 0
-    assert results.attempted > 0 or name in WITHOUT
+    assert results.attempted > 0 or name in WITHOUT or name.startswith("paper.figures")

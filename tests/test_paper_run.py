@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
@@ -11,7 +10,6 @@ from typer.testing import CliRunner
 from entmeans.cli import app
 from entmeans.paper.run import CLAIMS, rounded, run
 
-ROOT = Path(__file__).parents[1]
 VERDICTS = {
     "C1": "holds",
     "C2": "holds under a condition",
@@ -85,7 +83,9 @@ def test_every_figure_is_written_in_both_formats_and_shows_something(report, res
 @quick
 def test_the_page_needs_no_network(report):
     page = (report[0] / "report.html").read_text()
-    assert not re.search(r"""(?:src|href|action)\s*=\s*["']?(?!#|data:)""", page)
+    targets = re.findall(r"""\b(?:src|href|action)\s*=\s*["']?([^"'\s>]*)""", page)
+    assert targets
+    assert all(target.startswith(("#", "data:")) for target in targets)
     assert not re.search(r"@import|url\((?!['\"]?data:)", page)
     assert not re.search(r"fetch\(|XMLHttpRequest|import\(", page)
     assert len(page) < 6e6
@@ -141,25 +141,3 @@ def test_no_seed_is_an_error(tmp_path):
 def test_numbers_are_written_with_six_digits():
     value = {"a": [1 / 3, 2, True, None, "text"], "b": ({"c": 1e-17 / 3},)}
     assert rounded(value) == {"a": [0.333333, 2, True, None, "text"], "b": [{"c": 3.33333e-18}]}
-
-
-@pytest.fixture(scope="module")
-def published():
-    """The full run that README and docs quote."""
-    return json.loads((ROOT / "docs" / "paper" / "results.json").read_text())
-
-
-def test_the_published_run_is_a_full_one_with_the_same_verdicts(published):
-    assert not published["settings"]["quick"]
-    assert len(published["settings"]["seeds"]) >= 10
-    assert {claim["id"]: claim["verdict"] for claim in published["claims"]} == VERDICTS
-    for name, claim in CLAIMS.items():
-        assert claim.experiment.judge(published["experiments"][name]).verdict == VERDICTS[name]
-
-
-def test_the_readme_quotes_the_published_run(published):
-    readme = (ROOT / "README.md").read_text()
-    for claim in published["claims"]:
-        row = re.search(rf"^\| {claim['id']} .*$", readme, flags=re.M).group()
-        assert claim["verdict"] in row
-        assert claim["measured"] in row

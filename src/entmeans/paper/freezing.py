@@ -28,7 +28,7 @@ METHOD = (
     "angle says."
 )
 
-QUICK = {"n_points": 100, "n_temperatures": 12}
+QUICK = {"n_points": 100, "n_temperatures": 20}
 
 CAUSES = ("centers merged", "a point changes side", "shared points no longer cancel")
 

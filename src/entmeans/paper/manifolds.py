@@ -30,7 +30,7 @@ METHOD = (
     "of the same seed."
 )
 
-QUICK = {"n_on_paths": 100, "n_temperatures": 12, "epochs": 80, "weights": (0.5,)}
+QUICK = {"n_on_paths": 100, "n_temperatures": 20, "epochs": 80, "weights": (0.5,)}
 
 METHODS = ("K-means", "soft K-means", "encoder", "single linkage")
 CURVED = tuple(GEOMETRIES)[1:]

@@ -40,7 +40,7 @@ QUICK = {
     "n_sets": 20,
     "n_temperatures": 5,
     "n_starts": 8,
-    "n_cooling": 12,
+    "n_cooling": 20,
     "n_cells": 60,
 }
 
