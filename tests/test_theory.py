@@ -213,9 +213,13 @@ def test_steps_from_anywhere_keep_the_objective_within_the_bound(problem, mappin
     points, centers, weight, t = problem
     before = entmeans.inertia(points, centers, weight, "sum")
     bound = t * weight.sum() * get_mapping(mapping).max_entropy(len(centers))
-    for after in path(points, centers, t, mapping, 5, weight):
-        excess = entmeans.inertia(points, after, weight, "sum") - before
-        assert excess <= bound + 1e-12 * weight.sum() * (t + 1e3)
+    # At t alone, and up to it and down again.
+    for temperatures in (5 * [t], [0.0, t / 3, t, t, t / 4, 0.0]):
+        after = centers
+        for temperature in temperatures:
+            after = step(points, after, temperature, mapping, weight)
+            excess = entmeans.inertia(points, after, weight, "sum") - before
+            assert excess <= bound + 1e-12 * weight.sum() * (t + 1e3)
 
 
 # The update
@@ -289,6 +293,20 @@ def test_soft_paths_are_lloyds_below_the_smallest_margin(mapping, seed):
         assert torch.equal(path(points, centers, t, mapping, len(hard) - 1), hard)
     warmer = path(points, centers, 2 * limit, mapping, len(hard) - 1)
     assert not torch.equal(warmer, hard)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("ratio", [1.5, 4.0, 12.0])
+def test_a_softmax_step_misses_lloyds_by_no_more_than_the_lemma_allows(ratio, seed):
+    points, centers = blobs(60, seed)
+    weight = normal(len(points), seed=seed).abs()
+    q = math.exp(-ratio)
+    assert (len(centers) - 1) * q <= 1 / 2
+    t = smallest_margin(points, centers) / ratio
+    hard = entmeans.statistics(points, centers, 0.0, "hard", weight)
+    factor = 2 * diameter(points) * (len(centers) + (weight.sum() / hard.mass.min()).item())
+    soft = step(points, centers, t, "softmax", weight)
+    assert apart(soft, hard.centers(centers)) <= factor * q
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -411,11 +429,27 @@ def test_the_distance_to_k_means_may_rise_as_the_temperature_falls(mapping):
         error = residual / (1 - contraction)
         assert error < 1e-12
         assert entmeans.nearest(points, found).labels.tolist() == [0, 0, 1, 1]
-        distances.append((found - hard).norm().item())
-    assert distances[1] > 1.2 * distances[0]
+        distances.append([apart(found, hard).item(), (found - hard).norm().item()])
+    assert all(near > 1.2 * far for far, near in zip(*distances, strict=True))
     frozen = 36 / ONE_HOT_MARGIN[mapping]
     if frozen:
         assert torch.equal(rest(points, hard, frozen, mapping, weight), hard)
+
+
+def test_a_point_that_stays_on_the_wall_keeps_the_centers_away_exactly():
+    points, hard, shared = tensor([1], [3], [4], [5], [8]), tensor([8 / 3], [6.5]), tensor([3], [7])
+    assert entmeans.hardening_temperature(points, hard).item() == pytest.approx(115 / 72)
+    for t in (4.0, 3.5, 2.75, 2.0, 1e-3):
+        assert apart(step(points, shared, t, "entmax15"), shared) <= 4e-15
+    for t in (3.9, 2.75, 2.6, 1.0):
+        eigenvalues = torch.linalg.eigvals(step_derivative(points, shared, t, "entmax15")).real
+        law = [0, 40 * 2**0.5 / (21 * t)]
+        assert eigenvalues.abs().sort().values.tolist() == pytest.approx(law, abs=1e-12)
+    away = tensor([1e-3], [-2e-3])
+    assert apart(rest(points, shared + away, 3.0, "entmax15"), shared) < 1e-12
+    assert apart(rest(points, shared + away, 1.5, "entmax15"), hard) < 1e-12
+    assert apart(shared, hard) == 0.5
+    assert apart(rest(points, shared, 6.0, "entmax15"), hard) < 0.17
 
 
 def test_the_hardening_temperature_of_a_sample_is_of_the_order_one_over_n():
