@@ -30,15 +30,28 @@ COLDEST_SHOWN = 3e-4
 FROZEN_STRIDE = 3
 """At T <= T* nothing moves any more: of the temperatures there every third is enough."""
 
-QUALITY = 85
-"""Of pictures, which are smooth but for the walls between clusters."""
+QUALITY = 88
+"""Of pictures as JPEG."""
+
+
+SAMPLES = 2
+"""Of a pixel in each direction, whose mean it shows, lest walls have steps."""
 
 
 class Plane(NamedTuple):
-    """The square of the plane that is shown: its middle (2,) and half of its side."""
+    """The square of the plane that is shown: its middle (2,), half of its side, and its pixels."""
 
     middle: Tensor
     half: Tensor
+    pixels: int
+
+    def places(self) -> Tensor:
+        """Samples of the pixels (n, 2), row by row from the top left."""
+        n = SAMPLES * self.pixels
+        side = (np.arange(n) + 0.5) / n * 2 - 1
+        y, x = np.meshgrid(-side, side, indexing="ij")
+        square = torch.from_numpy(np.stack([x.ravel(), y.ravel()], 1))
+        return square.to(self.middle) * self.half + self.middle
 
     def in_unit_square(self, places: Tensor) -> list[list[float]]:
         """Places (n, 2) as shares of the side, from the left and from the top."""
@@ -55,7 +68,7 @@ def all_frames(quick: bool = False) -> Record:
     >>> sorted(all_frames(quick=True)["geometries"])
     ['blobs', 'circles', 'spiral', 'two moons']
     """
-    n_points, n_temperatures, pixels = (100, 20, 72) if quick else (300, 56, 128)
+    n_points, n_temperatures, pixels = (100, 20, 64) if quick else (300, 56, 96)
     return {
         "colors": [_css(color) for color in cluster_colors(N_CLUSTERS)],
         "geometries": {
@@ -89,27 +102,23 @@ def frames(geometry: str, mapping: str, n_points: int, n_temperatures: int, pixe
     star = [(hardening, cold.end)] if hardening > 0 else []
     frozen = [(t, c) for t, c in shown if t < hardening][FROZEN_STRIDE - 1 :: FROZEN_STRIDE]
     low, high = points.amin(0), points.amax(0)
-    plane = Plane((low + high) / 2, 0.55 * (high - low).amax())
+    plane = Plane((low + high) / 2, 0.55 * (high - low).amax(), pixels)
+    places = plane.places()
     order = _by_angle(points, cold.end)
     return {
         "points": plane.in_unit_square(points),
         "hardening_temperature": hardening,
         "hardening_frame": len(soft) if star else None,
         "frames": [
-            _frame(points, centers[order], t * size, mapping, size, plane, pixels)
+            _frame(points, centers[order], t * size, mapping, size)
+            | _shown(plane, places, centers[order], t * size, mapping)
             for t, centers in (*soft, *star, *frozen, (0.0, cold.end))
         ],
     }
 
 
 def _frame(
-    points: Tensor,
-    centers: Tensor,
-    temperature: float,
-    mapping: str,
-    size: float,
-    plane: Plane,
-    pixels: int,
+    points: Tensor, centers: Tensor, temperature: float, mapping: str, size: float
 ) -> Record:
     found = statistics(points, centers, temperature, mapping)
     margins = nearest(points, centers).margins
@@ -120,31 +129,32 @@ def _frame(
     n = len(points)
     return {
         "temperature": temperature / size,
-        "centers": plane.in_unit_square(centers),
         "free_energy": found.free_energy.item() / n / size,
         "inertia": found.inertia.item() / n / size,
         "hard": found.hard_mass.item() / n,
         "hard_points": "".join("1" if one else "0" for one in hard.tolist()),
         "doubt": others.max().item(),
-        "picture": _picture(centers, temperature, mapping, plane, pixels),
     }
 
 
-def _picture(centers: Tensor, temperature: float, mapping: str, plane: Plane, pixels: int) -> str:
-    """The colors of the clusters mixed by responsibility at every place, as the URI of a JPEG.
+def _shown(
+    plane: Plane, places: Tensor, centers: Tensor, temperature: float, mapping: str
+) -> Record:
+    """The centers, and the colors of the clusters mixed by responsibility, as the URI of an image."""
+    p = responsibilities(places, centers, temperature, mapping).numpy()
+    n, k = plane.pixels, len(centers)
+    p = p.reshape(n, SAMPLES, n, SAMPLES, k).mean((1, 3))  # (pixels, pixels, K)
+    image = Image.fromarray((255 * mixture(p, cluster_colors(k))).round().astype(np.uint8))
+    # blends are smooth, which is short as JPEG; cells are flat, which is short as PNG, and sharp
+    blends, cells = _uri(image, "jpeg", quality=QUALITY, subsampling=0), _uri(image, "png")
+    picture = min(blends, cells, key=len)
+    return {"centers": plane.in_unit_square(centers), "picture": picture}
 
-    Responsibilities are means over 2 x 2 places in each pixel, lest walls have steps.
-    """
-    n = 2 * pixels
-    side = (torch.arange(n, dtype=centers.dtype) + 0.5) / n * 2 - 1
-    places = torch.cartesian_prod(-side, side).flip(-1) * plane.half + plane.middle  # from the top
-    p = responsibilities(places, centers, temperature, mapping)
-    p = p.reshape(pixels, 2, pixels, 2, len(centers)).mean((1, 3))  # (pixels, pixels, K)
-    colors = mixture(p.numpy(), cluster_colors(len(centers)))
+
+def _uri(image: Image.Image, form: str, **options: int) -> str:
     buffer = io.BytesIO()
-    image = Image.fromarray((255 * colors).round().astype(np.uint8))
-    image.save(buffer, "JPEG", quality=QUALITY, subsampling=0)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+    image.save(buffer, form, **options)
+    return f"data:image/{form};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def _by_angle(points: Tensor, centers: Tensor) -> Tensor:

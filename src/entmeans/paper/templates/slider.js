@@ -204,7 +204,7 @@
     at("state").textContent =
       hard ? `${isStar ? "T = T*" : t === 0 ? "T = 0" : "T < T*"}: all points hard, exactly K-means.`
       : t === 0 ? "T = 0: K-means, the limit."
-      : frame.doubt < 0.01 ? "Soft, and near its limit: hardly any share is given away."
+      : frame.doubt < 0.01 ? "Almost hard: hardly any share is given away."
       : "Soft: points are shared between clusters.";
     slider.setAttribute("aria-valuetext", t === 0 ? "temperature 0" : `temperature ${digits(t)}`);
   }
