@@ -140,7 +140,7 @@ def _frame(
 def _shown(
     plane: Plane, places: Tensor, centers: Tensor, temperature: float, mapping: str
 ) -> Record:
-    """The centers, and the colors of the clusters mixed by responsibility, as the URI of an image."""
+    """Centers, and the colors of the clusters mixed by responsibility as the URI of a picture."""
     p = responsibilities(places, centers, temperature, mapping).numpy()
     n, k = plane.pixels, len(centers)
     p = p.reshape(n, SAMPLES, n, SAMPLES, k).mean((1, 3))  # (pixels, pixels, K)
