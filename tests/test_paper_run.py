@@ -2,14 +2,17 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from entmeans.cli import app
+from entmeans.paper.report import verdict_rows
 from entmeans.paper.run import CLAIMS, rounded, run
 
+ROOT = Path(__file__).parents[1]
 VERDICTS = {
     "C1": "holds",
     "C2": "holds under a condition",
@@ -141,3 +144,23 @@ def test_no_seed_is_an_error(tmp_path):
 def test_numbers_are_written_with_six_digits():
     value = {"a": [1 / 3, 2, True, None, "text"], "b": ({"c": 1e-17 / 3},)}
     assert rounded(value) == {"a": [0.333333, 2, True, None, "text"], "b": [{"c": 3.33333e-18}]}
+
+
+@pytest.fixture(scope="module")
+def published():
+    """The full run that README and docs quote."""
+    return json.loads((ROOT / "docs" / "paper" / "results.json").read_text())
+
+
+def test_the_published_run_is_a_full_one_with_the_same_verdicts(published):
+    assert not published["settings"]["quick"]
+    assert len(published["settings"]["seeds"]) >= 10
+    assert {claim["id"]: claim["verdict"] for claim in published["claims"]} == VERDICTS
+    for name, claim in CLAIMS.items():
+        assert claim.experiment.judge(published["experiments"][name]).verdict == VERDICTS[name]
+
+
+def test_readme_and_report_quote_the_published_run(published):
+    table = verdict_rows(published)
+    assert table in (ROOT / "README.md").read_text()
+    assert table in (ROOT / "docs" / "paper" / "report.md").read_text()
