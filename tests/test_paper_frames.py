@@ -163,6 +163,6 @@ def test_all_frames_are_small_enough_for_a_page():
     shown = [tuple(int(color[i : i + 2], 16) for i in (1, 3, 5)) for color in quick["colors"]]
     assert np.array(shown) == pytest.approx(255 * cluster_colors(N_CLUSTERS), abs=0.51)
     assert len(json.dumps(quick)) < 5e5
-    one = frames("circles", "softmax", n_points=300, n_temperatures=56, pixels=96)
+    one = frames("blobs", "softmax", n_points=300, n_temperatures=56, pixels=96)
     assert 30 <= len(one["frames"]) <= 45
     assert len(json.dumps(one)) < 2.5e5  # of eight such sets

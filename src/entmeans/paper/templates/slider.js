@@ -193,7 +193,7 @@
   function say(set) {
     const frame = set.frames[target()], t = frame.temperature;
     const hard = set.hardening_frame !== null && t <= set.hardening_temperature;
-    temperature = t;
+    temperature = target() === 0 ? Infinity : t; // the hottest frame stays the hottest
     const isStar = target() === set.hardening_frame;
     at("readout-temperature").textContent = digits(t) + (isStar ? " = T*" : "");
     at("readout-free-energy").textContent = digits(frame.free_energy);
