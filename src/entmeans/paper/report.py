@@ -80,15 +80,15 @@ def verdict_rows(results: Record) -> str:
 def plain(text: str) -> str:
     """Text that Markdown shows as it is, on one line, in a cell of a table too.
 
-    Only what would be read as a mark is escaped.
+    Only what could begin a mark is escaped: the T* of a sentence stays as it is.
 
     Examples
     --------
     >>> from entmeans.paper.report import plain
     >>> print(plain("F_0 at T <= T* is *not* <b> | 5 $"))
-    F_0 at T <= T* is \\*not\\* \\<b> \\| 5 \\$
+    F_0 at T <= T* is \\*not* \\<b> \\| 5 \\$
     """
-    marks = r"[\\`|\[\]$]|<(?=[A-Za-z/!?])|(?<!\w)[*_]|[*_](?=\w)(?<!\w_)"
+    marks = r"[\\`|\[\]$]|<(?=[A-Za-z/!?])|(?<!\w)[*_]|\*(?=\w)"
     return re.sub(marks, r"\\\g<0>", " ".join(text.split()))
 
 
