@@ -173,19 +173,14 @@ def run(
     if not seeds:
         raise ValueError("at least one seed is needed.")
     folder = Path(out)
-    (folder / "figures").mkdir(parents=True, exist_ok=True)
-    chosen = [claim for name, claim in CLAIMS.items() if not only or name in only]
+    folder.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
     claims: list[Record] = []
     records: dict[str, Record] = {}
-    pictures: dict[str, Figure] = {}
-    for claim in chosen:
+    for claim in (claim for name, claim in CLAIMS.items() if not only or name in only):
         start = time.perf_counter()
-        record = measure(claim, seeds, quick, on_progress)
-        judgement = claim.experiment.judge(record)
-        drawn = claim.draw(record)
-        pictures |= drawn
-        records[claim.id] = record
+        records[claim.id] = measure(claim, seeds, quick, on_progress)
+        judgement = claim.experiment.judge(records[claim.id])
         claims.append(
             {
                 "id": claim.id,
@@ -193,13 +188,10 @@ def run(
                 "statement": claim.statement,
                 "method": claim.experiment.METHOD,
                 "seconds": round(time.perf_counter() - start, 2),
-                "figures": list(drawn),
                 **asdict(judgement),
             }
         )
         on_progress(claim, 1.0, judgement)
-    texts = {name: save(figure, folder / "figures" / name) for name, figure in pictures.items()}
-    frames = all_frames(quick=quick)
     results = {
         "entmeans": __version__,
         "date": datetime.date.today().isoformat(),
@@ -211,12 +203,26 @@ def run(
         "claims": claims,
         "experiments": records,
     }
-    written = json.dumps(rounded(results), allow_nan=False)
-    (folder / "results.json").write_text(written, encoding="utf-8")
-    (folder / "report.html").write_text(render_html(results, texts, frames), encoding="utf-8")
-    paths = {name: f"figures/{name}.svg" for name in texts}
-    (folder / "report.md").write_text(render_markdown(results, paths), encoding="utf-8")
-    return json.loads(written)
+    return write(folder, results)
+
+
+def write(folder: Path, results: Record) -> Record:
+    """Draw what was measured and write all files; returns what results.json holds."""
+    (folder / "figures").mkdir(exist_ok=True)
+    texts: dict[str, str] = {}
+    for claim in results["claims"]:
+        drawn = CLAIMS[claim["id"]].draw(results["experiments"][claim["id"]])
+        claim["figures"] = list(drawn)
+        texts |= {name: save(figure, folder / "figures" / name) for name, figure in drawn.items()}
+    results = rounded(results)
+    files = {
+        "results.json": json.dumps(results, allow_nan=False),
+        "report.html": render_html(results, texts, all_frames(results["settings"]["quick"])),
+        "report.md": render_markdown(results, {name: f"figures/{name}.svg" for name in texts}),
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return results
 
 
 def measure(claim: Claim, seeds: Iterable[int], quick: bool, on_progress: Progress) -> Record:

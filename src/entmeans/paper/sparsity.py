@@ -134,9 +134,9 @@ def judge(record: Record) -> Judgement:
     ratio = ratios(record, "sort", "kernel")
     return Judgement(
         verdict,
-        f"The nearest center leads in {kept:.0%} of rows at every T. Threshold: K to the "
-        f"{short(float(np.median(growth['sort'])))} by sorting, to the "
-        f"{short(float(np.median(growth['plain torch'])))} without. Sparse read-out: "
+        f"The nearest center leads in {kept:.0%} of rows at every T. The threshold costs K to the "
+        f"{short(float(np.median(growth['sort'])))} by sorting, "
+        f"{short(float(np.median(growth['plain torch'])))} without. A sparse read-out is "
         f"{short(float(np.median(gain['1.5'])))} times as fast at support 1.5, "
         f"{short(float(np.median(gain['wide'])))} at a wide one.",
         (

@@ -161,9 +161,9 @@ def judge(record: Record) -> Judgement:
     )
     return Judgement(
         verdict,
-        f"Without ties entmax15 and sparsemax take the path of K-means exactly for T up to m / 2 "
-        f"and m: {sum(exact)} of {len(exact)} runs. With a tie on the path {never} of {len(tied)} "
-        "runs differ at the lowest T.",
+        f"Without ties entmax15 takes the path of K-means exactly for T up to half the smallest "
+        f"margin on it, sparsemax up to all of it: {sum(exact)} of {len(exact)} runs. With a tie "
+        f"{never} of {len(tied)} runs differ at the lowest T.",
         (
             "The condition: no point may tie between its two nearest centers at any step of the "
             "hard path, and T must lie below a multiple of the smallest margin on it, which is "

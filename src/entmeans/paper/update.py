@@ -124,9 +124,9 @@ def judge(record: Record) -> Judgement:
     )
     return Judgement(
         verdict,
-        f"Of the free energy: error {short(worst['free energy'])}; of the weighted loss, through "
-        f"its responsibilities: {short(worst['distortion'])}. At T <= T* entmax15 and sparsemax "
-        f"equal Lloyd's step bit for bit in {n_equal} of {n} cases.",
+        f"A step of the free energy misses the centroids by {short(worst['free energy'])} of the "
+        f"radius, one of the weighted loss by up to {short(worst['distortion'])}. At T <= T* "
+        f"entmax15 and sparsemax equal Lloyd's step bit for bit in {n_equal} of {n} cases.",
         (
             "The condition: it is the free energy whose gradient, times 1 / (2 mass), leads to the "
             "centroids, or the weighted loss with its responsibilities held constant (error "

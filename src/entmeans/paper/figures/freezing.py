@@ -44,7 +44,7 @@ def _paths(record: Record) -> Figure:
             for j, color in enumerate(cluster_colors(path.shape[1])):
                 x, y = path[:, j].T
                 axes.plot(x, y, color=color, linewidth=1.8, zorder=3)
-                axes.scatter(x[:-1], y[:-1], s=5, color=color, zorder=4, linewidths=0)
+                axes.plot(x[:-1], y[:-1], ".", markersize=3, color=color, zorder=4)
                 axes.scatter(x[:1], y[:1], s=26, facecolor="white", edgecolor=INK, zorder=5)
                 ring: dict[str, Any] = {"edgecolor": "white", "linewidth": 1.2, "zorder": 6}
                 axes.scatter(x[-1:], y[-1:], s=48, color=color, **ring)

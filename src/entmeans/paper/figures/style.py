@@ -57,7 +57,8 @@ def band(axes: Axes, x: Sequence[float], values: Sequence[Sequence[float]], mapp
 def plane(axes: Axes, points: Sequence[Sequence[float]], title: str) -> None:
     """The points of a geometry, with equal axes and no ticks."""
     x, y = np.array(points).T
-    axes.scatter(x, y, s=5, color=MUTED, alpha=0.45, linewidths=0, zorder=1)
+    dots: dict[str, Any] = {"color": MUTED, "alpha": 0.45, "linewidths": 0, "rasterized": True}
+    axes.scatter(x, y, s=5, zorder=1, **dots)  # as pixels: a path for each would fill the page
     axes.set_aspect("equal")
     axes.set_title(title, loc="left", color=INK, size=10.5)
     axes.set_xticks([])
