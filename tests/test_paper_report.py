@@ -24,6 +24,7 @@ def claim(number, verdict, **changes):
         "title": f"Title {number}",
         "statement": f"Statement {number}: {NASTY}",
         "method": f"Method {number}. {NASTY}",
+        "rule": f"Rule {number}. {NASTY}",
         "seconds": 1.234,
         "verdict": verdict,
         "measured": f"Measured {number}: {NASTY}",

@@ -247,7 +247,10 @@ def paper(
         ),
     ] = Path("paper-report"),
     quick: Annotated[
-        bool, typer.Option("--quick", help="Smaller experiments, done within a minute.")
+        bool,
+        typer.Option(
+            "--quick", help="Smaller experiments, done within a minute once kernels are compiled."
+        ),
     ] = False,
     only: Annotated[
         str | None,
@@ -257,7 +260,7 @@ def paper(
         int | None,
         typer.Option(min=1, help="How many seeds.", show_default="10; with --quick 3"),
     ] = None,
-    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    first_seed: Annotated[int, typer.Option(min=0, max=2**31, help="The first of them.")] = 0,
 ) -> None:
     """Repeat the experiments of arXiv 2603.04625, and judge each claim by what is measured.
 
@@ -266,7 +269,7 @@ def paper(
     """
     from .paper.run import run
 
-    chosen = [name.strip().upper() for name in (only or "").split(",") if name.strip()]
+    chosen = [] if only is None else [name.strip().upper() for name in only.split(",")]
     n_seeds = seeds or (3 if quick else 10)
     console = Console(highlight=False)
     with _judging(Console(stderr=True)) as on_progress:
@@ -348,6 +351,8 @@ def _judging(console: Console) -> Iterator[Callable[[Any, float, Any], None]]:
             if claim.id not in bars:
                 name = f"{claim.id} {claim.title:<16}"
                 bars[claim.id] = progress.add_task("", total=1.0, name=name, state="")
+                if progress.disable:
+                    console.print(f"{claim.id} {claim.title} ...")
             state = "" if judgement is None else _badge(judgement.verdict)
             progress.update(bars[claim.id], completed=share, state=state)
             if judgement is not None and progress.disable:

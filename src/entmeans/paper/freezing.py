@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,9 +29,15 @@ METHOD = (
     "angle says."
 )
 
+RULE = (
+    "It claims two things. Holds if every path arrives (a soft distance below 1e-3 of the radius "
+    "at the lowest T, and exactly 0 at T* with entmax15 and sparsemax) and no distance rises by "
+    "more than 1e-5 of the radius, neither there nor for five points on a line; else it does not."
+)
+
 QUICK = {"n_points": 100, "n_temperatures": 20}
 
-CAUSES = ("centers merged", "a point changes side", "shared points no longer cancel")
+CAUSES = ("centers merged", "a point changes side", "no point changes side")
 
 EXAMPLE = (0.0, 0.0, 2.0, 4.0, 8.0)
 """Points on a line, two centers: the distance rises though no point changes its nearest center."""
@@ -85,7 +92,7 @@ def measure(
                 runs.append(
                     about
                     | {
-                        "temperatures": relative,
+                        "temperatures": list(relative),
                         "T*": hardening / size,
                         "rests": bool(is_fixed_point(points, end)),
                         "at_hardening": _beside(points, end, hardening, mapping, size),
@@ -99,7 +106,7 @@ def measure(
                         about
                         | {
                             "points": points.tolist(),
-                            "temperatures": relative,
+                            "temperatures": list(relative),
                             "path": torch.cat([down, end.unsqueeze(0)]).tolist(),
                         }
                     )
@@ -144,10 +151,13 @@ def judge(record: Record) -> Judgement:
         (
             f"With entmax15 and sparsemax the distance is exactly 0 at T*, in {sum(frozen)} of "
             f"{len(frozen)} runs; with softmax it is never 0 at any T > 0, but for rounding.",
+            f"Of the rises the median is {short(float(np.median(sizes)) if sizes else None)} of "
+            f"the radius. If only larger ones than 1e-3 count, {_monotone(runs, 1e-3)} of "
+            f"{len(runs)} paths are monotone, from 1e-2 on {_monotone(runs, 1e-2)}.",
             f"Causes of the {len(rises)} rises: {named}. While all centers are apart, the "
             f"distance rises in {len(rises) - causes[CAUSES[0]]} of {steps_apart:,} steps.",
             f"Followed upward from the fixed point, and read as T falls, there are {upward} rises "
-            f"in as many steps.",
+            f"in the same number of steps.",
             "Each center is pulled away from its place by the points that it shares. Their pulls "
             "point in different directions and end at different temperatures (half the margin of "
             "each point, for entmax15): where two of them cancel, the distance rises when the "
@@ -176,6 +186,10 @@ def _example() -> Record:
         "distances": distance(path, end).flip(0).tolist(),
         "same_sides": all(torch.equal(nearest(points, c).labels, labels) for c in path),
     }
+
+
+def _monotone(runs: list[Record], size: float) -> int:
+    return sum(all(rise["size"] <= size for rise in run["down"]["rises"]) for run in runs)
 
 
 def _course(points: Tensor, path: Tensor, end: Tensor, size: float) -> Record:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from ..estimators import RBFNetworkClassifier, RBFNetworkRegressor
 from ..fit import reference_temperature
-from ..functional import responsibilities
+from ..functional import inertia, responsibilities
+from ..limit import hardening_temperature
 from ..nn import RBFNetwork
 from .geometries import GEOMETRIES
 from .paths import best_fixed_point, distance, scale
@@ -27,8 +28,15 @@ METHOD = (
     "parameters and the same epochs; and, to tell centers from width, two stages with the width "
     "that is best on the rows held out, and a read-out by logistic or ridge regression. The score "
     "is that of rows held out: accuracy, or R squared on diabetes. Whether the loss reaches the "
-    "centers is seen from its gradient at the start, and from how far they end from where K-means "
-    "put them, in units of the root mean squared radius."
+    "centers is seen from its gradient, at the temperature of the start and at T*/2, and from how "
+    "far they end from where K-means put them, in units of the root mean squared radius."
+)
+
+RULE = (
+    "Needs a gradient at the first temperature that reaches the centers and moves them in every "
+    "run, and a gain on some classes. Then it holds, but only under a condition if the gradient "
+    "is gone at T*/2, where the network is K-means, or some classes gain nothing. Diabetes is "
+    "shown, not judged: the claim is that it can be done."
 )
 
 QUICK = {"n_points": 300, "epochs": 60, "data": ("two moons", "spiral", "digits", "diabetes")}
@@ -97,23 +105,25 @@ def judge(record: Record) -> Judgement:
     --------
     >>> from entmeans.paper.joint import judge, measure
     >>> judge(measure([0, 1], n_points=200, epochs=40, data=("two moons", "spiral"))).verdict
-    <Verdict.HOLDS: 'holds'>
+    <Verdict.CONDITION: 'holds under a condition'>
     """
     runs = record["runs"]
     names = record["options"]["data"]
     reached = [run["gradient"] > 0 and run["moved"] > 1e-3 for run in runs]
+    gone = [run["gradient_when_hard"] == 0 for run in runs]
     wins = {name: differences(record, name) for name in names}
     classes = [name for name in names if name != "diabetes"]
     better = [float(np.median(wins[name])) > 0 for name in classes]
     if not all(reached) or not any(better):
         verdict = Verdict.FAILS
     else:
-        verdict = Verdict.HOLDS if all(better) else Verdict.CONDITION
+        verdict = Verdict.HOLDS if all(better) and not any(gone) else Verdict.CONDITION
     gains = "; ".join(f"{n} {_points(wins[n])}" for n in names)
     return Judgement(
         verdict,
-        f"The main loss reaches the centers in {sum(reached)} of {len(reached)} runs. Joint minus "
-        f"two stages, points of accuracy (R² on diabetes), medians: {gains}.",
+        f"The main loss reaches the centers in {sum(reached)} of {len(reached)} runs, at T*/2 in "
+        f"{len(gone) - sum(gone)}. Joint minus two stages, points of accuracy (R² on diabetes), "
+        f"medians: {gains}.",
         _findings(record, classes, wins),
         (_score_table(record),),
     )
@@ -124,16 +134,23 @@ def _findings(record: Record, classes: list[str], wins: dict[str, list[float]]) 
     slower = [run["seconds"]["joint"] / run["seconds"]["two stages"] for run in record["runs"]]
     width = {name: differences(record, name, BEST_WIDTH) for name in classes}
     over = [d > 0 for name in classes for d in width[name]]
-    ahead = [name for name in wins if np.median(differences(record, name, "perceptron")) < 0]
+    ahead = [name for name in wins if np.median(differences(record, name, "perceptron")) < -0.005]
+    inertia_ratio = [run["inertia_ratio"] for run in record["runs"]]
     found = [
+        "What it depends on: the temperature must be one at which points are shared. From T* on, "
+        "where the network is exactly K-means, the gradient through the responsibilities is 0: "
+        "what is learned jointly is a soft clustering, which can be frozen afterwards.",
+        "What the main loss alone moves is no longer the best clustering of the points: the "
+        f"K-means objective at the centers that were learned is {spread(inertia_ratio)} times "
+        "that of K-means. Where clusters must stay compact, add the free energy to the loss "
+        "(clustering_weight).",
         f"On classes joint training wins in {sum(won)} of {len(won)} runs, at "
         f"{short(float(np.median(slower)))} times the time of two stages (median).",
         "Over two stages whose width is the best on the very rows held out, which tells what the "
         f"centers add, joint training wins in {sum(over)} of {len(over)} of these runs; points, "
         "medians: " + "; ".join(f"{name} {_points(width[name])}" for name in classes) + ".",
         "A perceptron of about as many parameters is ahead of it on "
-        f"{', '.join(ahead) or 'none of these'} (medians). Joint training is for where clusters "
-        "are wanted as well.",
+        f"{', '.join(ahead) or 'none of these'} by half a point or more (median of differences).",
     ]
     if "diabetes" in wins:
         trained = differences(record, "diabetes", of="trained")
@@ -184,13 +201,16 @@ def _run(name: str, n_points: int, epochs: int, learning_rate: float, seed: int)
         scores[stages] = float(network.score(problem.test, problem.y_test))
         trained[stages] = float(network.score(problem.train, problem.y))
         ends = torch.as_tensor(network.cluster_centers_).double()
+    hard = max(hardening_temperature(points, centers).item() / 2, 1e-12)  # learned ones are not 0
     scores["perceptron"], seconds["perceptron"] = _perceptron(problem, epochs, seed)
     scores[BEST_WIDTH] = _best_width(problem, centers)
     return {
         "scores": scores,
         "trained": trained,
         "seconds": seconds,
-        "gradient": _gradient(problem, centers, seed),
+        "gradient": _gradient(problem, centers, reference_temperature(points, centers), seed),
+        "gradient_when_hard": _gradient(problem, centers, hard, seed),
+        "inertia_ratio": (inertia(points, ends) / inertia(points, centers)).item(),
         "moved": (distance(ends, centers) / scale(points) ** 0.5).item(),
     }
 
@@ -265,7 +285,7 @@ def _best_width(problem: Problem, centers: torch.Tensor) -> float:
     return max(scores)
 
 
-def _gradient(problem: Problem, centers: torch.Tensor, seed: int) -> float:
+def _gradient(problem: Problem, centers: torch.Tensor, temperature: float, seed: int) -> float:
     """The norm of the gradient of the main loss by the centers, for a read-out that is drawn."""
     points = torch.from_numpy(problem.train).double()
     targets = torch.from_numpy(problem.y)
@@ -276,7 +296,7 @@ def _gradient(problem: Problem, centers: torch.Tensor, seed: int) -> float:
     network.readout.weight.data.normal_(generator=generator)
     network.readout.bias.data.zero_()
     network.clusters.centers.data.copy_(centers)
-    network.clusters.temperature = reference_temperature(points, centers)
+    network.clusters.temperature = temperature
     outputs = network(points)
     if targets.is_floating_point():
         loss = torch.nn.functional.mse_loss(outputs.squeeze(1), targets)

@@ -35,6 +35,11 @@ METHOD = (
     "another minimum."
 )
 
+RULE = (
+    "Holds if no difference leaves its bounds, no followed minimizer exceeds its own, and the true "
+    "minimizers on the line come within 1e-3 of the radius of that of K-means; else it does not."
+)
+
 QUICK = {
     "n_points": 100,
     "n_sets": 20,
@@ -183,8 +188,8 @@ def judge(record: Record) -> Judgement:
     return Judgement(
         Verdict.HOLDS if holds else Verdict.FAILS,
         f"Over {n_sets:,} center sets and {len(record['temperatures'])} temperatures F_0 - F_T "
-        f"stays within the bound (largest share {largest:.6f}, where all centers coincide), and "
-        f"minimizers arrive: distance {short(max(arrived))} at the lowest T.",
+        f"stays within the bound (largest share {largest:.6f}, where all centers coincide); with "
+        f"two centers on a line minimizers arrive: distance {short(max(arrived))} at the lowest T.",
         (
             "The bound cannot be improved: it is attained where all centers coincide.",
             "Minimizers followed upward from the best fixed point of K-means exceed its objective "

@@ -104,11 +104,12 @@ class Cooling(NamedTuple):
     """A sample, and the path of its centers as the temperature falls.
 
     Temperatures are in units of the scale of the points; the path is (n_temperatures, K, D), and
-    its end (K, D) the fixed point of K-means to which it leads.
+    its end (K, D) the fixed point of K-means to which it leads.  Several claims share
+    one: not to be written to.
     """
 
     points: Tensor
-    temperatures: list[float]
+    temperatures: tuple[float, ...]
     path: Tensor
     end: Tensor
 
@@ -121,7 +122,7 @@ def cooling(
     points = GEOMETRIES[geometry](n_points, seed=seed).points
     size = scale(points)
     hottest = 0.9 * critical_temperature(points, n_clusters, mapping).item() / size
-    relative = np.geomspace(hottest, COLDEST, n_temperatures).tolist()
+    relative = tuple(np.geomspace(hottest, COLDEST, n_temperatures).tolist())
     first = start(points, n_clusters, seed)
     path = cool(points, first, [t * size for t in relative], mapping, seed)
     return Cooling(points, relative, path, lloyd(points, path[-1]))

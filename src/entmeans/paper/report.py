@@ -100,12 +100,14 @@ def typeset(text: str) -> Markup:
     >>> from entmeans.paper.report import typeset
     >>> print(typeset("F_0 <= 2.5e-09 & <b>"))
     F<sub>0</sub> ≤ 2.5 × 10<sup>−9</sup> &amp; &lt;b&gt;
+    >>> print(typeset("1.1e-15, 1e-05"))
+    1.1 × 10<sup>−15</sup>, 10<sup>−5</sup>
     """
     html = str(escape(text))
     for typed, written in RELATIONS.items():
         html = html.replace(typed, written)
     html = re.sub(r"\b([A-Z])_(\w+)", r"\1<sub>\2</sub>", html)
-    return Markup(re.sub(r"\b1e([+-]\d+)\b|(?<=\d)e([+-]\d+)\b", _power, html))
+    return Markup(re.sub(r"(?<![\d.])\b1e([+-]\d+)\b|(?<=\d)e([+-]\d+)\b", _power, html))
 
 
 def _power(match: re.Match[str]) -> str:

@@ -18,6 +18,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from .. import __version__
+from ..inputs import check_count
 from ..kernels import implementation
 from . import figures as drawings
 from . import (
@@ -34,6 +35,9 @@ from . import (
 from .frames import all_frames
 from .records import Judgement, Record
 from .report import render_html, render_markdown
+
+LARGEST_SEED = 2**31
+"""K-means draws its starts by multiples of a seed, which must stay below 2^63."""
 
 PACKAGES = ("torch", "numpy", "numba", "scikit-learn", "scipy", "matplotlib")
 
@@ -87,7 +91,7 @@ CLAIMS = {
         ),
         Claim(
             "C4",
-            "Collapse",
+            "Monotone collapse",
             "Soft centers collapse onto fixed points of K-means, monotonically as T falls, on "
             "blobs, two moons, a spiral and circles.",
             freezing,
@@ -154,7 +158,7 @@ def run(
     out : str or Path
         A folder, made if it is not there; files of an earlier run in it are written over.
     quick : bool
-        Smaller experiments: the same verdicts in less than a minute.
+        Smaller experiments: the same verdicts in about a minute.
     only : sequence of str
         Such as ``["C4", "C5"]``; none means all.
     seeds : sequence of int
@@ -167,19 +171,27 @@ def run(
     dict
         What results.json holds.
     """
+    only, seeds = list(dict.fromkeys(only)), list(seeds)
     unknown = [name for name in only if name not in CLAIMS]
     if unknown:
         raise ValueError(f"unknown claims {', '.join(unknown)}: use some of {', '.join(CLAIMS)}.")
     if not seeds:
         raise ValueError("at least one seed is needed.")
+    for seed in seeds:
+        check_count(seed, "a seed", 0)
+    if max(seeds) > LARGEST_SEED or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must differ and be at most {LARGEST_SEED}, got {seeds}.")
     folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{out} is a file: name a folder to write to.")
     folder.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
     claims: list[Record] = []
     records: dict[str, Record] = {}
     for claim in (claim for name, claim in CLAIMS.items() if not only or name in only):
         start = time.perf_counter()
-        records[claim.id] = measure(claim, seeds, quick, on_progress)
+        with torch.inference_mode(False), torch.enable_grad():
+            records[claim.id] = measure(claim, seeds, quick, on_progress)
         judgement = claim.experiment.judge(records[claim.id])
         claims.append(
             {
@@ -187,6 +199,7 @@ def run(
                 "title": claim.title,
                 "statement": claim.statement,
                 "method": claim.experiment.METHOD,
+                "rule": claim.experiment.RULE,
                 "seconds": round(time.perf_counter() - start, 2),
                 **asdict(judgement),
             }

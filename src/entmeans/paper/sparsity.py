@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -24,13 +25,19 @@ METHOD = (
     "responsibilities that are not 0, there and for many centers in 16 dimensions. Threshold: the "
     "time of entmax15 for a row of K scores, of normal scores times 10 (narrow support) and times "
     "0.3 (wide support), by sorting, by the formula of the package in plain torch, and by its "
-    "`entmax15`, served by a kernel where there is one, beside torch's sort and softmax; the "
+    "entmax15, served by a kernel where there is one, beside torch's sort and softmax; the "
     "exponent of K is fitted from K = 128 on. Later "
     "cost: with 1,024 centers, at temperatures that give supports of about 1.5, 4, 16 and very "
     "many, the sums p' x and the read-out p v into 64 columns take dense responsibilities (torch) "
     "and sparse ones (SciPy's CSR, made beforehand), and the package takes whole steps with "
     "entmax15 and softmax. "
     "All in float32 on one thread; medians over seeds."
+)
+
+RULE = (
+    "Needs the nearest center to lead in every row, supports below 2 at the lowest T, exponents "
+    "of K below 1.5, and a read-out that gains by half at support 1.5. Then it holds, but only "
+    "under a condition if a wide support loses."
 )
 
 QUICK = {
@@ -134,22 +141,23 @@ def judge(record: Record) -> Judgement:
     ratio = ratios(record, "sort", "kernel")
     return Judgement(
         verdict,
-        f"The nearest center leads in {kept:.0%} of rows at every T. The threshold costs K to the "
-        f"{short(float(np.median(growth['sort'])))} by sorting, "
-        f"{short(float(np.median(growth['plain torch'])))} without. A sparse read-out is "
+        f"The nearest center leads in {math.floor(100 * kept)}% of rows at every T. The threshold "
+        f"costs K to the {short(float(np.median(growth['sort'])))} by sorting, "
+        f"{short(float(np.median(growth['plain torch'])))} without (the package's kernel: "
+        f"{short(float(np.median(growth['kernel'])))}). A sparse read-out is "
         f"{short(float(np.median(gain['1.5'])))} times as fast at support 1.5, "
         f"{short(float(np.median(gain['wide'])))} at a wide one.",
         (
-            "The condition: the later cost is lower where few of the centers share a point. Of "
-            f"{K_LATER:,} centers, the read-out p v takes {_listed(gain)} times as long dense as "
-            f"sparse at supports of 1.5, 4, 16 and wide, the sums p' x {_listed(sums)} times. To "
-            "find the nonzero entries of a dense p takes "
-            f"{short(_conversion(record))} times a dense read-out: it pays for several uses, or "
-            "where p is never written down dense, as in the kernels of the package.",
+            "What it depends on: the later cost is lower where few of the centers share a point. "
+            f"Of {K_LATER:,} centers, the read-out p v takes {_listed(gain)} times as long dense "
+            f"as sparse at supports of 1.5, 4, 16 and wide, the sums p' x {_listed(sums)} times. "
+            f"To find the nonzero entries of a dense p takes {short(_conversion(record))} times a "
+            "dense read-out: it pays for several uses, or where p is never written down dense, as "
+            "in the kernels of the package.",
             "O(K log K) is an upper bound. The threshold needs no sort: a fixed number of passes "
             "over the scores finds it, and in plain torch these were measured to take K to the "
             f"{spread(growth['plain torch'])}; by sorting, K to the {spread(growth['sort'])}.",
-            f"The `entmax15` of the package is {spread(ratio)} times faster than sorting, over all "
+            f"The entmax15 of the package is {spread(ratio)} times faster than sorting, over all "
             f"K, but its time grows as K to the {spread(growth['kernel'])}: {_cliff(record)}.",
             "Softmax is dense at every T, but for responsibilities below the range of the dtype; "
             f"the package's steps at support 1.5 take {short(_step_ratio(record, '1.5'))} times as "

@@ -31,6 +31,11 @@ METHOD = (
     "free energy. Time is that of one thread on normal points, one repeat for each seed."
 )
 
+RULE = (
+    "Holds if a shifted softmax gives NaN and a shifted entmax15 does not; under a condition if "
+    "only the raw ratio and scores that are not shifted do; else it does not."
+)
+
 QUICK = {
     "n_points": 100,
     "n_temperatures": 16,
@@ -351,7 +356,7 @@ def _on_shift(record: Record) -> str:
     highest = _highest_broken(record, "raw ratio").items()
     each = ", ".join(f"{short(t)} in {d}" for d, t in highest if t is not None)
     return (
-        "The condition: it is the shift of the scores that matters, not the mapping. With the "
+        "What it depends on: it is the shift of the scores that matters, not the mapping. With the "
         "nearest distance taken off before dividing by T softmax gave NaN in "
         f"{total['softmax, shifted']} rows and entmax15 in {total['entmax15, shifted']}; "
         f"{overflow}. The raw ratio becomes 0 / 0: the highest T with a NaN, in units of the mean "

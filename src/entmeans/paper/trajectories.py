@@ -27,6 +27,11 @@ METHOD = (
     "labels) or parted."
 )
 
+RULE = (
+    "Needs runs without ties that are all exact at the temperature at which they must be. Then it "
+    "holds, but only under a condition if other runs tie."
+)
+
 QUICK = {"n_points": 100, "n_temperatures": 7, "n_steps": 12}
 
 OUTCOMES = ("identical", "close", "meeting again", "parted")
@@ -165,15 +170,16 @@ def judge(record: Record) -> Judgement:
         f"margin on it, sparsemax up to all of it: {sum(exact)} of {len(exact)} runs. With a tie "
         f"{never} of {len(tied)} runs differ at the lowest T.",
         (
-            "The condition: no point may tie between its two nearest centers at any step of the "
-            "hard path, and T must lie below a multiple of the smallest margin on it, which is "
-            f"small: {short(float(np.median(margins)))} of the scale of the data (median).",
+            "What it depends on: no point may tie between its two nearest centers at any step of "
+            "the hard path, and T must lie below a multiple of the smallest margin on it, which "
+            f"is small: {short(float(np.median(margins)))} of the scale of the data (median).",
             "A tie is shared half and half at every T > 0 and goes to one center at T = 0: the "
             "limit of the paths is then another path (of Lloyd's algorithm with ties shared).",
             "With softmax paths come near but are equal by rounding alone: at the lowest T, "
             f"{short(record['temperatures'][0])} of the scale, the largest distance without ties "
-            f"is {short(max(cold))}. Where a point crosses a boundary at another step than on the "
-            "hard path, paths may end in other fixed points; the table counts it.",
+            f"is {short(max(cold))}, the order of sums. Where a point crosses a boundary at "
+            "another step than on the hard path, paths may end in other fixed points; the table "
+            "counts it.",
         ),
         (table, counts),
     )

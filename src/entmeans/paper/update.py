@@ -25,6 +25,11 @@ METHOD = (
     "with Lloyd's bit for bit."
 )
 
+RULE = (
+    "Needs steps of the free energy that agree to 1e-12, and equal bits at T <= T*. Then it holds, "
+    "but only under a condition if steps of the weighted loss differ by more than 1e-6."
+)
+
 QUICK = {"n_points": 100, "n_temperatures": 4}
 
 LOSSES = ("free energy", "distortion, p held", "distortion")
@@ -128,16 +133,18 @@ def judge(record: Record) -> Judgement:
         f"radius, one of the weighted loss by up to {short(worst['distortion'])}. At T <= T* "
         f"entmax15 and sparsemax equal Lloyd's step bit for bit in {n_equal} of {n} cases.",
         (
-            "The condition: it is the free energy whose gradient, times 1 / (2 mass), leads to the "
-            "centroids, or the weighted loss with its responsibilities held constant (error "
-            f"{short(worst['distortion, p held'])}). Differentiated through the responsibilities, "
-            "the weighted loss has another gradient, and its step misses the centroids by up to "
-            f"{short(worst['distortion'])} of the radius of the data. A center without mass does "
-            "not move.",
-            f"At the T* of entmax15 softmax misses Lloyd's step by "
+            "What it depends on: it is the free energy whose gradient, times 1 / (2 mass), leads "
+            "to the centroids, or the weighted loss with its responsibilities held constant "
+            f"(error {short(worst['distortion, p held'])}). Differentiated through the "
+            "responsibilities, the weighted loss has another gradient, and its step misses the "
+            f"centroids by up to {short(worst['distortion'])} of the radius of the data. A center "
+            "without mass does not move.",
+            "At the T* of entmax15 softmax misses Lloyd's step by "
             f"{short(max(run['difference'][0] for run in soft))} of the radius at most; at T*, "
-            f"T*/2 and T*/1000 it equals it in {sum(sum(run['equal']) for run in soft)} of "
-            f"{len(FRACTIONS) * len(soft)} cases, where it does by rounding alone.",
+            f"T*/2 and T*/1000 it has the same bits in {sum(sum(run['equal']) for run in soft)} "
+            f"of {len(FRACTIONS) * len(soft)} cases. Where its shares have rounded to one-hot, "
+            "what is left is the order of its sums, some 1e-16; equal bits say that one branch of "
+            "the code serves, as the exact shares allow.",
         ),
         (table,),
     )
