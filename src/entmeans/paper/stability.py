@@ -459,7 +459,7 @@ def _on_time(record: Record) -> tuple[str, str]:
         "treat such numbers, so elsewhere this can be otherwise.",
         "In float32, by temperature, the plain formula of entmax15 takes "
         f"{short(min(formula))} to {short(max(formula))} times as long as torch.softmax, one fused "
-        "call; a whole pass of the package (`statistics`) with entmax15 takes "
+        "call; a whole pass of the package (statistics) with entmax15 takes "
         f"{short(min(package))} to {short(max(package))} times as long as with softmax.",
     )
 
