@@ -221,13 +221,13 @@ def run(
 
 def write(folder: Path, results: Record) -> Record:
     """Draw what was measured and write all files; returns what results.json holds."""
+    results = rounded(results)  # what is drawn is what is written
     (folder / "figures").mkdir(exist_ok=True)
     texts: dict[str, str] = {}
     for claim in results["claims"]:
         drawn = CLAIMS[claim["id"]].draw(results["experiments"][claim["id"]])
         claim["figures"] = list(drawn)
         texts |= {name: save(figure, folder / "figures" / name) for name, figure in drawn.items()}
-    results = rounded(results)
     files = {
         "results.json": json.dumps(results, allow_nan=False),
         "report.html": render_html(results, texts, all_frames(results["settings"]["quick"])),

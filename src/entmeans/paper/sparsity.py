@@ -143,7 +143,7 @@ def judge(record: Record) -> Judgement:
         verdict,
         f"The nearest center leads in {math.floor(100 * kept)}% of rows at every T. The threshold "
         f"costs K to the {short(float(np.median(growth['sort'])))} by sorting, "
-        f"{short(float(np.median(growth['plain torch'])))} without (the package's kernel: "
+        f"{short(float(np.median(growth['plain torch'])))} without (kernel: "
         f"{short(float(np.median(growth['kernel'])))}). A sparse read-out is "
         f"{short(float(np.median(gain['1.5'])))} times as fast at support 1.5, "
         f"{short(float(np.median(gain['wide'])))} at a wide one.",
