@@ -232,3 +232,6 @@ def test_the_first_batch_of_all_processes_sets_the_centers(of_two, shards):
 
 if __name__ == "__main__":
     work(int(sys.argv[1]), Path(sys.argv[2]))
+    # Threads of torch may still hold objects of an interpreter that ends, and the process is then
+    # aborted ("terminate called without an active exception") when all is done.
+    os._exit(0)

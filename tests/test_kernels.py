@@ -25,6 +25,7 @@ import entmeans
 from entmeans import EntMeans, kernels, mappings, operators, step
 from entmeans.kernels import threads
 from entmeans.kernels.cpu import FEW
+from entmeans.kernels.cpu_numba import LONG
 from entmeans.step import Statistics
 
 each_case = pytest.mark.parametrize("name", CASES)
@@ -344,7 +345,9 @@ def test_derivatives_are_those_of_autograd_of_the_formula(name, mapping, dtype):
 
 @each_dtype
 @each_mapping
-@pytest.mark.parametrize("shape", [(1, 1), (2, 3, 33), (40, 16), (17, 1000), (0, 5)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (2, 3, 33), (40, 16), (17, 1000), (0, 5), (0, 1000)], ids=str
+)
 @pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 1e8])
 def test_mappings_of_scores_and_their_derivatives_are_those_of_the_formulas(
     dtype, mapping, shape, scale
@@ -364,8 +367,26 @@ def test_mappings_of_scores_and_their_derivatives_are_those_of_the_formulas(
 
 @each_dtype
 @each_mapping
-def test_rows_of_scores_without_a_finite_maximum_are_nan_and_touch_no_other(dtype, mapping):
-    scores = normal(37, 9, dtype=dtype)
+@pytest.mark.parametrize("size", [LONG - 1, LONG, LONG + 1, LONG + 15, 9000, 2**16 + 1])
+def test_long_rows_are_those_of_the_formula(dtype, mapping, size):
+    scores = normal(4, size, dtype=dtype) * torch.tensor(
+        [[10.0], [0.3], [1e-3], [1.0]], dtype=dtype
+    )
+    scores[0, ::7] = -math.inf
+    scores[3, size // 2 :: 16] = 20  # ties, far above all others
+    with kernels_only():
+        p = operators.map_scores(scores, mapping)
+    exact = operators.map_scores_formula(scores.double(), mapping)
+    eps = torch.finfo(dtype).eps
+    assert_close(p.double(), exact, rtol=64 * eps, atol=8 * eps * exact.max().item())
+    assert_close(p.double().sum(1), torch.ones(4, dtype=torch.float64), rtol=0, atol=64 * eps)
+
+
+@each_dtype
+@each_mapping
+@pytest.mark.parametrize("size", [9, LONG + 9])
+def test_rows_of_scores_without_a_finite_maximum_are_nan_and_touch_no_other(dtype, mapping, size):
+    scores = normal(37, size, dtype=dtype)
     spoiled = scores.clone()
     spoiled[3, 4], spoiled[20, 0], spoiled[36], spoiled[5, 2] = math.nan, math.inf, -math.inf, -1e9
     bad = torch.tensor([3, 20, 36])

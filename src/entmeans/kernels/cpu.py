@@ -33,9 +33,6 @@ MAP_WORK, MAP_VJP_WORK = 96, 24
 FEW = 2**9
 """Products of a row with all centers that take no longer than a look at what is known of it."""
 
-LONGEST = 2**16
-"""Scores in a row, at most: of longer ones a group of rows would take more memory than it saves."""
-
 
 class NotServed(Exception):
     """What the kernels leave to the formulas: see `implementation`."""
@@ -303,8 +300,6 @@ def moved(mass: Tensor, moment: Tensor, start: Tensor, previous: Tensor) -> tupl
 
 
 def map_scores(scores: Tensor, mapping: str) -> Tensor:
-    if scores.shape[-1] > LONGEST:
-        raise NotServed
     kernels, n = compiled(), scores.shape[-1]
     out = torch.empty(scores.shape, dtype=scores.dtype)
     x, y = flat(scores), flat(out)

@@ -18,11 +18,13 @@ import numpy as np
 from numba.core.errors import NumbaError
 
 from .group import (
+    HARD,
     Array,
     add_inertia,
     add_moments,
     all_hard,
     compare,
+    complete,
     free,
     jit,
     lanes_of,
@@ -35,6 +37,7 @@ from .group import (
     pull_rows,
     rounding,
     share,
+    soft_shares,
     take,
     write_shares,
 )
@@ -63,6 +66,9 @@ BLOCK = 16
 
 AT_HAND = 2**17
 """Bytes of sums that stay in the second-level cache beside other things."""
+
+LONG = 512
+"""Scores from which on a row fills vectors by itself; shorter ones are taken one to each lane."""
 
 FLUSH = 8
 """Groups whose products are summed in their own dtype before they are added up in float64."""
@@ -542,10 +548,47 @@ def map_group(group, scores, first, count, n, kind, none, one, out):
                 out[(first + i) * n + j] = math.nan
 
 
+@plain
+def map_long_row(group, scores, at, n, kind, one, out):
+    """Probabilities of the n scores from there on, with the lanes across them."""
+    lanes = len(group.low)
+    count = padded(n, lanes) // lanes
+    for k in range(n, count * lanes):
+        group.scores[k] = -math.inf
+    copy(scores, at, n, group.scores, 0)
+    negate(group.scores, count)
+    two_smallest(group.scores, count, group.low, group.second, group.label)
+    low = group.low[0]
+    for i in range(lanes):
+        low = min(low, group.low[i])
+    if not_numbers(group.scores, count) or not math.isfinite(low):
+        for k in range(at, at + n):
+            out[k] = math.nan
+        return
+    if kind == HARD:
+        label = n
+        for i in range(lanes):
+            if group.low[i] == low:
+                label = min(label, group.label[i] * lanes + i)
+        for k in range(n):
+            out[at + k] = k == label
+        return
+    for i in range(lanes):
+        group.low[i] = low
+    chosen = soft_shares(kind, one, count, 1, group)
+    in_place = complete(chosen, group.shares, count, group.chosen, lanes, group.spread)
+    copy(group.shares if in_place else group.spread, 0, n, out, at)
+
+
 @jit
 def map_rows(scores, n, first, last, kind, out):
     """Probabilities of rows first, ..., last - 1 of scores (N, n)."""
     lanes = lanes_of(scores)
+    if n >= LONG:
+        group = new_group(scores, padded(n, lanes) // lanes, lanes)
+        for row in range(first, last):
+            map_long_row(group, scores, row * n, n, kind, scores.dtype.type(1), out)
+        return
     group = new_group(scores, padded(n, lanes), lanes)
     none, one = np.zeros(n, scores.dtype), scores.dtype.type(1)
     for start in range(first, last, lanes):

@@ -328,22 +328,35 @@ def share(kind, temperature, count, group):
     """
     if all_hard(kind, temperature, group):
         return _one_hot(group)
+    n = soft_shares(kind, temperature, count, 0, group)
+    if kind == SOFTMAX:
+        for i in range(len(group.low)):
+            group.entropy[i] = math.log(group.entropy[i]) + group.mean_gap[i] / temperature
+    else:
+        mean_gaps(group.shares, n, group.chosen, group.scores, group.low, group.mean_gap)
+    return n
+
+
+@plain
+def soft_shares(kind, temperature, count, across, group):
+    """Responsibilities of the chosen of ``count`` vectors of scores (how many is returned).
+
+    Also the entropies, for softmax without logarithm.
+    """
     one = group.low.dtype.type(1)
     if kind == SOFTMAX:
-        n = softmax_shares(
+        return softmax_shares(
             group.scores,
             count,
             group.low,
             group.low.dtype.type(min(one / temperature, np.finfo(group.low.dtype).max)),
-            _softmax_floor(count, group),
+            _softmax_floor(count * len(group.low) if across else count, group),
+            across,
             group.shares,
             group.chosen,
             group.mean_gap,
             group.entropy,
         )
-        for i in range(len(group.low)):
-            group.entropy[i] = math.log(group.entropy[i]) + group.mean_gap[i] / temperature
-        return n
     half = _half(kind, group)
     n = candidates(
         group.scores,
@@ -356,10 +369,9 @@ def share(kind, temperature, count, group):
         group.chosen,
     )
     if kind == ENTMAX15:
-        entmax15_shares(group.shares, n, group.entropy)
+        entmax15_shares(group.shares, n, across, group.entropy)
     else:
-        sparsemax_shares(group.shares, n, group.entropy)
-    mean_gaps(group.shares, n, group.chosen, group.scores, group.low, group.mean_gap)
+        sparsemax_shares(group.shares, n, across, group.entropy)
     return n
 
 

@@ -287,6 +287,9 @@ class Sum:
     def get(self) -> Lanes:
         return self.total.get()
 
+    def set(self, total: Lanes) -> None:
+        self.total.set(total)
+
 
 class Code:
     """Where the body of a vector function puts its code."""

@@ -1,6 +1,7 @@
 """Arithmetic on a group of points, whole vectors at a time: lane l is point l of the group.
 
-Scores, shares and the like are matrices (centers, lanes), row by row.
+Scores, shares and the like are matrices (centers, lanes), row by row.  Where the lanes are said to
+be ``across`` one row, they are the vectors of that row instead, one after the other.
 """
 
 from __future__ import annotations
@@ -247,8 +248,15 @@ def candidates(
     return count.get().value
 
 
+def unite(code: Code, across: Whole, *sums: Variable | Sum) -> None:
+    """Sums over the lanes as well, if the lanes are ``across`` a single row of numbers."""
+    with code.when(across):
+        for each in sums:
+            each.set(each.get().like(each.get().sum()))
+
+
 @vectors()
-def entmax15_shares(code: Code, x: Memory, n: Whole, entropy: Memory) -> None:
+def entmax15_shares(code: Code, x: Memory, n: Whole, across: Whole, entropy: Memory) -> None:
     """x (halved scores, 0 at the top) to shares [x - tau]_+^2, as `Entmax15.probabilities`.
 
     Newton's steps double the digits: once one is below the root of the rounding, the support is
@@ -262,6 +270,7 @@ def entmax15_shares(code: Code, x: Memory, n: Whole, entropy: Memory) -> None:
             q = (x.load(c * x.count) - tau.get()).maximum(0.0)
             square.set(square.get().plus_product(q, q))
             slope.set(slope.get() + q)
+        unite(code, across, square, slope)
         step = (square.get() - square.get().sqrt()) / slope.get()
         tau.set((tau.get() + step).where(moving.get(), tau.get()))
         moving.set(moving.get() & (step > x.epsilon**0.5))
@@ -274,6 +283,7 @@ def entmax15_shares(code: Code, x: Memory, n: Whole, entropy: Memory) -> None:
             size.add(one.where(q > 0.0, 0.0))
             total.add(q)
             powers.add(q * q)
+        unite(code, across, size, total, powers)
         mean, left = total.get() / size.get(), (one - powers.get()) / size.get()
         step = left / (mean + (mean * mean + left).sqrt())
         tau.set((tau.get() - step).where(moving.get(), tau.get()))
@@ -289,19 +299,20 @@ def entmax15_shares(code: Code, x: Memory, n: Whole, entropy: Memory) -> None:
 
 
 @vectors()
-def sparsemax_shares(code: Code, x: Memory, n: Whole, entropy: Memory) -> None:
+def sparsemax_shares(code: Code, x: Memory, n: Whole, across: Whole, entropy: Memory) -> None:
     """x (scores, 0 at the top) to shares [x - tau]_+; the support shrinks until it is settled."""
     zero, tau, size = x.all(0.0), code.variable(x.all(-1.0)), code.variable(x.all(math.inf))
     with code.repeat() as again:
-        count, total = Sum(code, zero), Sum(code, x.all(-1.0))
+        count, total = Sum(code, zero), Sum(code, zero)
         with code.loop(n) as c:
             value = x.load(c * x.count)
             inside = value > tau.get()
             count.add(x.all(1.0).where(inside, 0.0))
             total.add(value.where(inside, 0.0))
+        unite(code, across, count, total)
         shrinks = (count.get() < size.get()).any()
         size.set(count.get())
-        tau.set(total.get() / count.get())
+        tau.set((total.get() - 1.0) / count.get())
         again(shrinks)
     total = Sum(code, zero)
     with code.loop(n) as c:
@@ -319,6 +330,7 @@ def softmax_shares(
     low: Memory,
     rate: Value,
     floor: Value,
+    across: Whole,
     x: Memory,
     chosen: Memory,
     mean_gap: Memory,
@@ -342,6 +354,7 @@ def softmax_shares(
             count.set(at + 1)
             total.add(e)
             spread.add((e * gap).where(alive, 0.0))
+    unite(code, across, total)
     scale = x.all(1.0) / total.get()
     entropy.store(0, total.get())
     mean_gap.store(0, spread.get() * scale)
