@@ -1106,7 +1106,9 @@ def test_long_rows_of_float32_sum_to_1(size):
 @pytest.mark.parametrize("size", [2**20, 8_000_000])
 def test_rows_of_millions_of_float32_with_wide_support_sum_to_1(size):
     scores = normal(1, size, dtype=torch.float32) * (3 / size**0.5)
-    assert_close(entmeans.entmax15(scores).double().sum().item(), 1.0, rtol=0, atol=1e-5)
+    with kernels_only():
+        p = operators.map_scores(scores, "entmax15")
+    assert_close(p.double().sum().item(), 1.0, rtol=0, atol=1e-5)
 
 
 def test_after_an_error_no_part_runs_on(set_num_threads):

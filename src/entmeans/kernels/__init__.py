@@ -58,8 +58,8 @@ def implementation(points: Tensor, mapping: str | Mapping = "entmax15") -> str:
     -------
     str
         "numba" for tensors on the CPU and built-in mappings, else "reference".  Points that hold
-        infinity or NaN, or whose squared distances might overflow, and more than 2^20 scores in a
-        row of `entmax15` or `sparsemax`, go to the reference in any case.
+        infinity or NaN, or whose squared distances might overflow, go to the reference in any
+        case.
 
     Examples
     --------

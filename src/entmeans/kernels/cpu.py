@@ -34,10 +34,6 @@ FEW = 2**9
 """Products of a row with all centers that take no longer than a look at what is known of it."""
 
 
-LONGEST = 2**20
-"""Scores in a row, at most: in float32 Newton's plain sums over some millions overshoot."""
-
-
 class NotServed(Exception):
     """What the kernels leave to the formulas: see `implementation`."""
 
@@ -304,8 +300,6 @@ def moved(mass: Tensor, moment: Tensor, start: Tensor, previous: Tensor) -> tupl
 
 
 def map_scores(scores: Tensor, mapping: str) -> Tensor:
-    if scores.shape[-1] > LONGEST:
-        raise NotServed
     kernels, n = compiled(), scores.shape[-1]
     out = torch.empty(scores.shape, dtype=scores.dtype)
     x, y = flat(scores), flat(out)

@@ -260,7 +260,9 @@ def entmax15_shares(code: Code, x: Memory, n: Whole, across: Whole, entropy: Mem
     """x (halved scores, 0 at the top) to shares [x - tau]_+^2, as `Entmax15.probabilities`.
 
     Newton's steps double the digits: once one is below the root of the rounding, the support is
-    settled but for shares below rounding, and on it the rest of the way has a closed form.
+    settled but for shares below rounding, and on it the rest of the way has a closed form.  Where
+    the sums of very many scores were so blurred that tau is far off, a step to the left by that
+    form ends left of the threshold, and Newton's on the sum of squares never oversteps from there.
     """
     zero, one, tau = x.all(0.0), x.all(1.0), code.variable(x.all(-1.0))
     moving = code.variable(one > zero)  # a point stops by itself, whatever the others do
@@ -276,7 +278,7 @@ def entmax15_shares(code: Code, x: Memory, n: Whole, across: Whole, entropy: Mem
         moving.set(moving.get() & (step > x.epsilon**0.5))
         again(moving.get().any())
     moving.set(one > zero)
-    with code.repeat() as again:  # once, but for so many scores that Newton's sums were blurred
+    with code.repeat() as again:  # once, but for very many scores
         size, total, powers = Sum(code, zero), Sum(code, zero), Sum(code, zero)
         with code.loop(n) as c:
             q = (x.load(c * x.count) - tau.get()).maximum(0.0)
@@ -285,9 +287,9 @@ def entmax15_shares(code: Code, x: Memory, n: Whole, across: Whole, entropy: Mem
             powers.add(q * q)
         unite(code, across, size, total, powers)
         mean, left = total.get() / size.get(), (one - powers.get()) / size.get()
-        step = left / (mean + (mean * mean + left).sqrt())
+        step = left / (mean + (mean * mean + left.maximum(0.0)).sqrt())
         tau.set((tau.get() - step).where(moving.get(), tau.get()))
-        moving.set(moving.get() & (step * step > x.epsilon))
+        moving.set(moving.get() & (step * step * size.get() > x.epsilon))
         again(moving.get().any())
     total = Sum(code, zero)
     with code.loop(n) as c:

@@ -158,7 +158,7 @@ def judge(record: Record) -> Judgement:
             "over the scores finds it, and in plain torch these were measured to take K to the "
             f"{spread(growth['plain torch'])}; by sorting, K to the {spread(growth['sort'])}.",
             f"The entmax15 of the package is {spread(ratio)} times faster than sorting, over all "
-            f"K, and its time grows as K to the {spread(growth['kernel'])}: {_cliff(record)}.",
+            f"K, and its time grows as K to the {spread(growth['kernel'])}: {_by_size(record)}.",
             "Softmax is dense at every T, but for responsibilities below the range of the dtype; "
             f"the package's steps at support 1.5 take {short(_step_ratio(record, '1.5'))} times as "
             f"long with softmax as with entmax15, at a wide one "
@@ -218,7 +218,7 @@ def gains(record: Record, what: str, support: str) -> list[float]:
     return [run["times"][f"{what}, dense"] / run["times"][f"{what}, sparse"] for run in runs]
 
 
-def _cliff(record: Record) -> str:
+def _by_size(record: Record) -> str:
     """How the time of the package's entmax15 for a score changes with K, with wide support."""
     runs = [run for run in record["threshold"] if run["ending"] == "wide"]
     sizes = np.array(runs[0]["sizes"])
